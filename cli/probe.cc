@@ -1,4 +1,5 @@
-// stoker probe DIR: measures the disk of a folder and keeps the result there.
+// stoker probe DIR: measures the disk of a folder and keeps the result there. Of an NVMe namespace
+// ("nvme:...") it measures what reads cost by each engine that reaches it, and keeps nothing.
 #include "stoker/io/probe.h"
 
 #include <unistd.h>
@@ -9,6 +10,8 @@
 
 #include "command.h"
 #include "stoker/base/bytes.h"
+#include "stoker/io/nvme/command.h"
+#include "stoker/io/nvme/probe.h"
 
 namespace stoker::cli {
 namespace {
@@ -42,7 +45,31 @@ void print_table(const Probe& probe) {
   }
 }
 
+Status run_nvme(const ProbeArguments& arguments) {
+  if (arguments.engine != "auto")
+    return make_error(Code::invalid_argument,
+                      "--engine is for folders: an nvme: target says itself which engines reach it",
+                      "cli");
+  STOKER_ASSIGN(const auto points,
+                nvme::probe_reads(arguments.folder, {arguments.seconds, show_progress}));
+  if (arguments.json) {
+    std::fputs(nvme::reads_json(arguments.folder, points).c_str(), stdout);
+    return {};
+  }
+  std::printf("reads of %s; CPU of the whole process\n", arguments.folder.c_str());
+  std::printf("%-12s %8s %6s %10s %8s %8s %8s %8s %8s %10s %10s\n", "engine", "block", "depth",
+              "IOPS", "GB/s", "p50 us", "p99 us", "p999 us", "CPU s/GB", "syscalls", "copies");
+  for (const nvme::ReadPoint& point : points) {
+    std::printf("%-12s %8s %6u %10.0f %8.3f %8.0f %8.0f %8.0f %8.2f %10.3f %10.0f\n",
+                point.engine.c_str(), human_bytes(point.block_bytes).c_str(), point.depth,
+                point.iops, point.bytes_per_second / 1e9, point.p50_us, point.p99_us, point.p999_us,
+                point.cpu_seconds_per_gb, point.syscalls_per_transfer, point.copies_per_transfer);
+  }
+  return {};
+}
+
 Status run(const ProbeArguments& arguments) {
+  if (nvme::is_target(arguments.folder)) return run_nvme(arguments);
   STOKER_ASSIGN(const Probe probe, run_probe(arguments.folder, {.engine = arguments.engine,
                                                                 .seconds = arguments.seconds,
                                                                 .progress = show_progress}));
@@ -62,7 +89,11 @@ void add_probe(CLI::App& app, ExitStatus& status) {
   const auto arguments = std::make_shared<ProbeArguments>();
   CLI::App* command = app.add_subcommand(
       "probe", "Measure a folder's disk in under 10 seconds and keep the result there");
-  command->add_option("DIR", arguments->folder, "The folder; it needs 128 MiB of free space")
+  command
+      ->add_option(
+          "DIR", arguments->folder,
+          "The folder; it needs 128 MiB of free space. Or an NVMe namespace, nvme:/dev/ng0n1 or "
+          "nvme:0000:00:04.0: its reads by each engine are measured, nothing is kept")
       ->required();
   command->add_option("--engine", arguments->engine, "auto, uring or posix")
       ->capture_default_str()

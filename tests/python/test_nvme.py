@@ -46,6 +46,7 @@ def test_the_suite_of_engines_passes_over_our_own_driver(tmp_path: Path) -> None
         stoker_guest_engine_test --gtest_filter=*SaysWhatItIs* && exit 1
         stoker nvme bind {FIRST_DRIVE} || exit
         stoker nvme list
+        stoker create --overwrite --capacity 8MiB --objects 99 local:nvme:{FIRST_DRIVE} || exit
         stoker_guest_engine_test || exit
         for round in first second; do
           STOKER_COMMITS=5 stoker_guest_store_test --gtest_filter=*PowerIsCut || exit
@@ -77,7 +78,7 @@ sector = "4096"
 errno = "5"
 """)
     bad = drive(tmp_path, "bad", 16, layer=f"blkdebug,file.config={rules}")
-    slow = drive(tmp_path, "slow", 16, slot=0x11, limit="throttling.iops-total=4")
+    slow = drive(tmp_path, "slow", 16, slot=0x11, limit="throttling.iops-total=2")
     guest = Guest(tmp_path, [FAULTS], bad + slow)
     ran = guest.run(f"""
         export GTEST_BRIEF=1 GTEST_COLOR=no
@@ -90,9 +91,9 @@ errno = "5"
           echo $drive > /sys/bus/pci/drivers_probe
         done
         run {FIRST_DRIVE} Faults.* || exit
-        run {SECOND_DRIVE} Slow.*WaitedFor""")
+        run {SECOND_DRIVE} Slow.*""")
     assert ran.status == 0, ran.output
-    assert passed(ran.output) == [1, 1, 1, 1], ran.output
+    assert passed(ran.output) == [1, 1, 1, 2], ran.output
 
 
 def cut_power(folder: Path, cuts: int) -> None:

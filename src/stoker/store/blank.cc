@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <memory>
+#include <utility>
 
 #include "stoker/base/bytes.h"
 #include "stoker/io/nvme/command.h"
@@ -122,10 +124,16 @@ std::string_view what_begins_with(std::span<const std::byte> head) {
 Status make_blank(Loop& loop, const std::vector<std::string>& devices) {
   for (const std::string& path : devices) STOKER_TRY(check_device(path));
   for (const std::string& path : devices) {
+    std::unique_ptr<Loop> own;  // of a drive that we drive ourselves
+    if (nvme::is_pci_target(path)) {
+      STOKER_ASSIGN(auto engine, make_engine("vfio"));
+      STOKER_ASSIGN(own, Loop::make(std::move(engine)));
+    }
+    Loop& used = own ? *own : loop;
     StoreFile device;
     device.path = device.file_path = path;
-    const Status erased = erase(loop, device);
-    close_store_file(loop, device);
+    const Status erased = erase(used, device);
+    close_store_file(used, device);
     if (!erased) return erased.error().with("deleting what '" + path + "' holds");
   }
   return {};

@@ -90,6 +90,7 @@ Controller read_controller(std::span<const std::byte, kIdentifyBytes> answer) {
   controller.firmware = text_at(answer, 64, 8);
   const auto limit = word_at<uint8_t>(answer, 77);
   controller.transfer_bytes = limit == 0 ? 0 : uint64_t{4096} << std::min<unsigned>(limit, 20);
+  controller.shadows = (word_at<uint16_t>(answer, 256) >> 8 & 1) != 0;
   return controller;
 }
 

@@ -31,6 +31,7 @@ inline constexpr uint8_t kIdentifyNamespace = 0, kIdentifyController = 1;
 struct Controller {
   std::string model, serial, firmware;
   uint64_t transfer_bytes = 0;  // of one command at most, in pages of 4 KiB; 0: no bound
+  bool shadows = false;         // it can be told of doorbells in memory
 };
 Controller read_controller(std::span<const std::byte, kIdentifyBytes> answer);
 

@@ -93,7 +93,7 @@ std::string block_name(const std::string& device) {
 // Whoever uses the block device (a mounted file system, swap, a RAID) holds it exclusively, and
 // knows nothing of commands that pass it by.
 Status check_unused(const std::string& device, const std::string& path) {
-  const std::string block = "/dev/" + block_name(device);
+  const std::string block = block_device_of(device);
   for (int tries = 0; tries < 20; ++tries) {  // another opening looks as we do, for a moment
     const int fd = ::open(block.c_str(), O_RDONLY | O_EXCL | O_CLOEXEC);
     if (fd >= 0) ::close(fd);
@@ -161,6 +161,8 @@ Status give_to(const Drive& drive, const std::string& driver, const std::string&
 }
 
 }  // namespace
+
+std::string block_device_of(const std::string& device) { return "/dev/" + block_name(device); }
 
 Status bind_drive(const std::string& address, const std::string& sys) {
   STOKER_ASSIGN(const Drive drive, find_drive(address, sys));

@@ -17,6 +17,9 @@ Result<FileTable::File> open_device(const OpenFile& request);
 Status fill_in(FileTable::File& file, const OpenFile& request, const Target& target,
                const Space& space);
 
+// The block device of the same namespace: "/dev/nvme0n1" of "/dev/ng0n1".
+std::string block_device_of(const std::string& device);
+
 // One NVMe controller on the PCI bus.
 struct Drive {
   std::string address;               // "0000:00:04.0"

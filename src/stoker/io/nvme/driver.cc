@@ -26,14 +26,15 @@ constexpr size_t kCapabilities = 0x00, kConfiguration = 0x14, kStatus = 0x1C, kA
 constexpr uint32_t kEnable = 1, kSayGoodbye = 1U << 14, kEntrySizes = (6U << 16) | (4U << 20);
 constexpr uint32_t kReady = 1, kFatal = 2, kGoodbyeMask = 3U << 2, kGoodbyeDone = 2U << 2;
 constexpr uint32_t kGone = UINT32_MAX;  // what registers of a removed device read as
-constexpr uint8_t kMakeEntries = 0x01, kMakeAnswers = 0x05, kAbort = 0x08;
+constexpr uint8_t kMakeEntries = 0x01, kMakeAnswers = 0x05, kAbort = 0x08, kUseShadows = 0x7C;
 constexpr uint32_t kContiguous = 1, kInterrupts = 2;
 constexpr auto kAdminTimeout = std::chrono::seconds(5);
 
 // Queues and lists of pages, one behind the other in one piece of memory.
 constexpr uint64_t kAdminBytes = 2 * kPage;
-constexpr uint64_t kScratchAt = kAdminBytes;  // answers of Identify
-constexpr uint64_t kIoAt = kScratchAt + kPage;
+constexpr uint64_t kScratchAt = kAdminBytes;         // answers of Identify
+constexpr uint64_t kShadowsAt = kScratchAt + kPage;  // doorbells, and what the drive has seen
+constexpr uint64_t kIoAt = kShadowsAt + 2 * kPage;
 
 uint64_t entries_bytes(uint32_t size) { return align_up(uint64_t{size} * 64, kPage); }
 uint64_t answers_bytes(uint32_t size) { return align_up(uint64_t{size} * 16, kPage); }
@@ -45,37 +46,31 @@ Error driver_error(const std::string& address, int error, const std::string& wha
 
 }  // namespace
 
-Driver::Driver(std::string address, DmaSpace& dma, uint32_t depth)
-    : address_(std::move(address)), dma_(dma), depth_(depth) {}
+Driver::Driver(std::string address, Bus& bus, uint32_t depth)
+    : address_(std::move(address)), bus_(bus), depth_(depth) {}
 
-Result<std::unique_ptr<Driver>> Driver::make(const std::string& address, DmaSpace& dma,
-                                             uint32_t depth) {
-  std::unique_ptr<Driver> driver(new Driver(address, dma, depth));
-  STOKER_ASSIGN(driver->device_, PciDevice::open(address, dma));
+Result<std::unique_ptr<Driver>> Driver::make(const std::string& address, Bus& bus, uint32_t depth) {
+  std::unique_ptr<Driver> driver(new Driver(address, bus, depth));
+  STOKER_ASSIGN(driver->device_, bus.open(address));
   STOKER_TRY(driver->start());
   return driver;
 }
 
-template <typename Word>
-Word Driver::read(size_t at) const {
-  return *reinterpret_cast<volatile const Word*>(device_->registers() + at);
-}
-
-template <typename Word>
-void Driver::write(size_t at, Word value) {
+// What was laid into memory is there before the device is told of it.
+void Driver::write32(size_t at, uint32_t value) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  *reinterpret_cast<volatile Word*>(device_->registers() + at) = value;
+  device_->write32(at, value);
 }
 
 Status Driver::start() {
   STOKER_TRY(check_capabilities());
-  const uint64_t capabilities = read<uint64_t>(kCapabilities);
+  const uint64_t capabilities = device_->read64(kCapabilities);
   const auto most = static_cast<uint32_t>((capabilities & 0xFFFF) + 1);
   // A queue is full with one entry left.
   const uint32_t size = std::min({std::bit_ceil(depth_ + 1), most, 1024U});
   sent_.resize(std::min(depth_, size - 1));
   for (size_t id = sent_.size(); id > 0; --id) free_.push_back(static_cast<uint16_t>(id - 1));
-  STOKER_ASSIGN(memory_, DmaMemory::make(dma_, lists_at(size) + sent_.size() * kPage));
+  STOKER_ASSIGN(memory_, DmaMemory::make(bus_, lists_at(size) + sent_.size() * kPage));
   const auto place = [&](Queue& queue, uint32_t number, uint64_t entries, uint64_t answers,
                          uint32_t entries_count) {
     queue.entries = memory_->data() + entries;
@@ -91,8 +86,8 @@ Status Driver::start() {
 }
 
 Status Driver::check_capabilities() {
-  if (read<uint32_t>(kStatus) == kGone) return driver_error(address_, ENODEV, "is not there");
-  const uint64_t capabilities = read<uint64_t>(kCapabilities);
+  if (device_->read32(kStatus) == kGone) return driver_error(address_, ENODEV, "is not there");
+  const uint64_t capabilities = device_->read64(kCapabilities);
   stride_ = size_t{4} << ((capabilities >> 32) & 0xF);
   ready_ns_ = std::max<uint64_t>(1, (capabilities >> 24) & 0xFF) * 500'000'000;
   if (((capabilities >> 48) & 0xF) != 0)
@@ -107,7 +102,7 @@ Status Driver::check_capabilities() {
 Status Driver::wait_ready(bool ready) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(ready_ns_);
   for (;;) {
-    const auto status = read<uint32_t>(kStatus);
+    const auto status = device_->read32(kStatus);
     if (status == kGone) return driver_error(address_, ENODEV, "was removed");
     if (((status & kReady) != 0) == ready) return {};
     if ((status & kFatal) != 0 && ready)
@@ -122,7 +117,7 @@ Status Driver::wait_ready(bool ready) {
 // After it is stopped the controller touches no memory, and knows no queues.
 Status Driver::reset() {
   std::lock_guard lock(admin_mutex_);
-  write<uint32_t>(kConfiguration, read<uint32_t>(kConfiguration) & ~kEnable);
+  write32(kConfiguration, device_->read32(kConfiguration) & ~kEnable);
   STOKER_TRY(wait_ready(false));
   for (Queue* queue : {&admin_, &io_}) {
     std::memset(queue->answers, 0, size_t{queue->size} * 16);
@@ -130,10 +125,12 @@ Status Driver::reset() {
     queue->phase = 1;
   }
   rung_ = acknowledged_ = 0;
-  write<uint32_t>(kAdminSizes, (kAdminEntries - 1) << 16 | (kAdminEntries - 1));
-  write<uint64_t>(kAdminEntriesAt, admin_.entries_at);
-  write<uint64_t>(kAdminAnswersAt, admin_.answers_at);
-  write<uint32_t>(kConfiguration, kEntrySizes | kEnable);
+  shadowing_ = false;
+  std::memset(memory_->data() + kShadowsAt, 0, 2 * kPage);
+  write32(kAdminSizes, (kAdminEntries - 1) << 16 | (kAdminEntries - 1));
+  device_->write64(kAdminEntriesAt, admin_.entries_at);
+  device_->write64(kAdminAnswersAt, admin_.answers_at);
+  write32(kConfiguration, kEntrySizes | kEnable);
   STOKER_TRY(wait_ready(true));
   return make_queues();
 }
@@ -146,11 +143,44 @@ Status Driver::make_queues() {
     command.word11 = word11;
     const auto entry = encode(command, 0, at);
     put(admin_, entry);
-    write<uint32_t>(admin_.doorbell, admin_.tail);
+    write32(admin_.doorbell, admin_.tail);
     return administer_locked(command);
   };
   STOKER_TRY(make(kMakeAnswers, io_.answers_at, kContiguous | kInterrupts));
-  return make(kMakeEntries, io_.entries_at, kIoQueue << 16 | kContiguous);
+  STOKER_TRY(make(kMakeEntries, io_.entries_at, kIoQueue << 16 | kContiguous));
+  return use_shadows();
+}
+
+// A write of a register costs the processor much more than one of memory. Where the drive looks at
+// memory it is knocked at only while it does not look.
+Status Driver::use_shadows() {
+  const std::span<std::byte, kIdentifyBytes> answer(memory_->data() + kScratchAt, kIdentifyBytes);
+  const Command ask = identify(kIdentifyController, 0, answer);
+  put(admin_, encode(ask, 0, memory_->at() + kScratchAt));
+  write32(admin_.doorbell, admin_.tail);
+  STOKER_TRY(administer_locked(ask));
+  if (!read_controller(answer).shadows || 4 * stride_ > kPage) return {};
+  const Command command{.opcode = kUseShadows, .bytes = 2 * kPage};
+  put(admin_, encode(command, 0, memory_->at() + kShadowsAt));
+  write32(admin_.doorbell, admin_.tail);
+  if (const Status taken = administer_locked(command); !taken)
+    log().info("{}; its registers are written each time", taken.error().message());
+  else
+    shadowing_ = true;
+  return {};
+}
+
+// Whether the drive is to be told by its register: it said up to where it looks by itself.
+void Driver::knock(size_t doorbell, uint32_t before, uint32_t value) {
+  if (shadowing_) {
+    std::byte* shadow = memory_->data() + kShadowsAt + (doorbell - kDoorbells);
+    std::atomic_thread_fence(std::memory_order_release);
+    *reinterpret_cast<volatile uint32_t*>(shadow) = value;
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    const uint32_t seen = *reinterpret_cast<volatile const uint32_t*>(shadow + kPage);
+    if (static_cast<uint16_t>(value - seen - 1) >= static_cast<uint16_t>(value - before)) return;
+  }
+  write32(doorbell, value);
 }
 
 std::array<std::byte, 64> Driver::encode(const Command& command, uint16_t id, uint64_t data_at) {
@@ -195,7 +225,7 @@ bool Driver::answered(const Queue& queue) const {
 Status Driver::administer_locked(const Command& command) {
   const auto end = std::chrono::steady_clock::now() + kAdminTimeout;
   while (!answered(admin_)) {
-    if (read<uint32_t>(kStatus) == kGone) return driver_error(address_, ENODEV, "was removed");
+    if (device_->read32(kStatus) == kGone) return driver_error(address_, ENODEV, "was removed");
     if (std::chrono::steady_clock::now() > end)
       return driver_error(address_, ETIMEDOUT,
                           "does not answer to the admin command " + std::to_string(command.opcode));
@@ -205,7 +235,7 @@ Status Driver::administer_locked(const Command& command) {
   std::memcpy(&word, admin_.answers + size_t{admin_.head} * 16 + 12, sizeof word);
   admin_.head = (admin_.head + 1) % admin_.size;
   if (admin_.head == 0) admin_.phase ^= 1;
-  write<uint32_t>(admin_.doorbell + stride_, admin_.head);
+  write32(admin_.doorbell + stride_, admin_.head);
   const auto status = static_cast<uint16_t>(word >> 17);
   if (status == 0) return {};
   const Failure failure = failure_of(status);
@@ -220,7 +250,7 @@ Result<Space> Driver::space(uint32_t number) {
   const auto ask = [&](uint8_t what, uint32_t space) {
     const Command command = identify(what, space, answer);
     put(admin_, encode(command, 0, memory_->at() + kScratchAt));
-    write<uint32_t>(admin_.doorbell, admin_.tail);
+    write32(admin_.doorbell, admin_.tail);
     return administer_locked(command);
   };
   STOKER_TRY(ask(kIdentifyController, 0));
@@ -237,18 +267,23 @@ void Driver::send(Op& op, const Command& command, uint64_t data_at, uint64_t now
   const uint16_t id = free_.back();
   free_.pop_back();
   Sent& sent = sent_[id];
-  sent = {&op, now_ns, false, encode(command, id, data_at)};
+  sent = {&op, now_ns, 0, encode(command, id, data_at)};
   put(io_, sent.entry);
 }
 
 bool Driver::ring() {
   if (rung_ == io_.tail) return false;
-  rung_ = io_.tail;
-  write<uint32_t>(io_.doorbell, rung_);
+  knock(io_.doorbell, std::exchange(rung_, io_.tail), io_.tail);
   return true;
 }
 
 bool Driver::done() const { return answered(io_); }
+
+Driver::Health Driver::health() const {
+  const uint32_t status = device_->read32(kStatus);
+  if (status == kGone) return Health::gone;
+  return (status & kFatal) != 0 ? Health::failed : Health::good;
+}
 
 Driver::Done Driver::take() {
   uint32_t word = 0;
@@ -256,15 +291,15 @@ Driver::Done Driver::take() {
   io_.head = (io_.head + 1) % io_.size;
   if (io_.head == 0) io_.phase ^= 1;
   const auto id = static_cast<uint16_t>(word);
-  STOKER_CHECK(id < sent_.size() && sent_[id].op != nullptr);
+  if (id >= sent_.size() || sent_[id].op == nullptr) return {nullptr, 0, false};
   free_.push_back(id);
-  return {std::exchange(sent_[id].op, nullptr), static_cast<int>(word >> 17)};
+  return {std::exchange(sent_[id].op, nullptr), static_cast<int>(word >> 17),
+          sent_[id].aborted_ns != 0};
 }
 
 void Driver::acknowledge() {
   if (acknowledged_ == io_.head) return;
-  acknowledged_ = io_.head;
-  write<uint32_t>(io_.doorbell + stride_, acknowledged_);
+  knock(io_.doorbell + stride_, std::exchange(acknowledged_, io_.head), io_.head);
 }
 
 uint64_t Driver::oldest_ns() const {
@@ -275,22 +310,30 @@ uint64_t Driver::oldest_ns() const {
   return oldest;
 }
 
-void Driver::abort_before(uint64_t time_ns) {
+uint64_t Driver::oldest_abort_ns() const {
+  uint64_t oldest = UINT64_MAX;
+  for (const Sent& sent : sent_) {
+    if (sent.op != nullptr && sent.aborted_ns != 0) oldest = std::min(oldest, sent.aborted_ns);
+  }
+  return oldest;
+}
+
+Result<size_t> Driver::abort_before(uint64_t time_ns, uint64_t now_ns) {
   std::lock_guard lock(admin_mutex_);
+  size_t asked = 0;
   for (size_t id = 0; id < sent_.size(); ++id) {
     Sent& sent = sent_[id];
-    if (sent.op == nullptr || sent.aborted || sent.sent_ns >= time_ns) continue;
-    sent.aborted = true;
+    if (sent.op == nullptr || sent.aborted_ns != 0 || sent.sent_ns >= time_ns) continue;
+    sent.aborted_ns = now_ns;
     Command command;
     command.opcode = kAbort;
     command.word10 = static_cast<uint32_t>(id) << 16 | kIoQueue;
     put(admin_, encode(command, 0, 0));
-    write<uint32_t>(admin_.doorbell, admin_.tail);
-    const Status asked = administer_locked(command);
-    if (asked) continue;
-    log().warn("{}", asked.error().message());
-    return;  // a reset comes next
+    write32(admin_.doorbell, admin_.tail);
+    STOKER_TRY(administer_locked(command));
+    ++asked;
   }
+  return asked;
 }
 
 Status Driver::recover(uint64_t now_ns) {
@@ -298,7 +341,7 @@ Status Driver::recover(uint64_t now_ns) {
   for (Sent& sent : sent_) {
     if (sent.op == nullptr) continue;
     sent.sent_ns = now_ns;
-    sent.aborted = false;
+    sent.aborted_ns = 0;
     put(io_, sent.entry);
   }
   ring();
@@ -318,17 +361,19 @@ std::vector<Op*> Driver::give_back() {
 
 // Its caches are then on its media, and it touches no memory of ours.
 Driver::~Driver() {
-  if (!memory_ || read<uint32_t>(kStatus) == kGone) return;
-  write<uint32_t>(kConfiguration, read<uint32_t>(kConfiguration) | kSayGoodbye);
+  if (!memory_ || device_->read32(kStatus) == kGone) return;
+  if ((device_->read32(kConfiguration) & kEnable) == 0) return;  // it was given up, or never began
+  write32(kConfiguration, device_->read32(kConfiguration) | kSayGoodbye);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  while ((read<uint32_t>(kStatus) & kGoodbyeMask) != kGoodbyeDone) {
+  while ((device_->read32(kStatus) & kGoodbyeMask) != kGoodbyeDone) {
+    if (device_->read32(kStatus) == kGone) return;
     if (std::chrono::steady_clock::now() > end) {
       log().warn("the NVMe drive {} does not say that it is shut down", address_);
       break;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  write<uint32_t>(kConfiguration, read<uint32_t>(kConfiguration) & ~kEnable);
+  write32(kConfiguration, device_->read32(kConfiguration) & ~kEnable);
   static_cast<void>(wait_ready(false));
 }
 

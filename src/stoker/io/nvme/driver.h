@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "stoker/io/nvme/bus.h"
 #include "stoker/io/nvme/command.h"
-#include "stoker/io/nvme/vfio.h"
 
 namespace stoker::nvme {
 
@@ -17,8 +17,7 @@ namespace stoker::nvme {
 class Driver {
  public:
   // Resets the controller, whatever a process before left. `depth`: commands in flight at most.
-  static Result<std::unique_ptr<Driver>> make(const std::string& address, DmaSpace& dma,
-                                              uint32_t depth);
+  static Result<std::unique_ptr<Driver>> make(const std::string& address, Bus& bus, uint32_t depth);
   ~Driver();  // nothing may be in flight; the controller is told that its user leaves
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
@@ -35,16 +34,22 @@ class Driver {
   bool ring();        // false: there was nothing new
   bool done() const;  // whether take() has something
   struct Done {
-    Op* op;
+    Op* op;  // null: the answer names no command that was sent; the drive needs a reset
     int status;
+    bool aborted;  // that was asked for
   };
   Done take();         // needs done()
   void acknowledge();  // what was taken makes room for more answers
 
   // The time at which the oldest command was sent; UINT64_MAX: none.
   uint64_t oldest_ns() const;
-  // Asks the controller to give up what was sent before. It may still answer with success.
-  void abort_before(uint64_t time_ns);
+  enum class Health { good, failed, gone };
+  Health health() const;  // as its status register tells
+  // Asks the controller to give up what was sent before, and was not yet: how many commands. It may
+  // still answer with success. An error: it does not take that either.
+  Result<size_t> abort_before(uint64_t time_ns, uint64_t now_ns);
+  // The time at which that was first asked of a command that is still under way; UINT64_MAX: never.
+  uint64_t oldest_abort_ns() const;
   // Stops the controller, so that it touches no memory any more, and starts it again. What was in
   // flight is sent again: it is the same bytes at the same place. An error: it is gone.
   Status recover(uint64_t now_ns);
@@ -55,7 +60,7 @@ class Driver {
   struct Sent {
     Op* op = nullptr;
     uint64_t sent_ns = 0;
-    bool aborted = false;
+    uint64_t aborted_ns = 0;  // when that was asked; 0: it was not
     std::array<std::byte, 64> entry{};
   };
   struct Queue {
@@ -68,7 +73,7 @@ class Driver {
     size_t doorbell = 0;
   };
 
-  Driver(std::string address, DmaSpace& dma, uint32_t depth);
+  Driver(std::string address, Bus& bus, uint32_t depth);
   Status start();
   Status check_capabilities();
   Status reset();
@@ -76,21 +81,21 @@ class Driver {
   Status make_queues();
   Result<uint32_t> administer(const Command& command, uint16_t id);
   Status administer_locked(const Command& command);
-  template <typename Word>
-  Word read(size_t at) const;
-  template <typename Word>
-  void write(size_t at, Word value);
+  void write32(size_t at, uint32_t value);
+  Status use_shadows();
+  void knock(size_t doorbell, uint32_t before, uint32_t value);
   static void put(Queue& queue, const std::array<std::byte, 64>& entry);
   bool answered(const Queue& queue) const;
   std::array<std::byte, 64> encode(const Command& command, uint16_t id, uint64_t data_at);
 
   const std::string address_;
-  DmaSpace& dma_;
+  Bus& bus_;
   const uint32_t depth_;
-  std::unique_ptr<PciDevice> device_;
+  std::unique_ptr<Device> device_;
   std::unique_ptr<DmaMemory> memory_;
   size_t stride_ = 4;  // between doorbells
   uint64_t ready_ns_ = 0;
+  bool shadowing_ = false;  // doorbells are in memory: the drive looks while it is busy
   std::mutex admin_mutex_;
   Queue admin_;  // guarded by admin_mutex_
   Queue io_;

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "stoker/base/bytes.h"
 
@@ -30,7 +31,7 @@ Error device_error(int error, const std::string& address, const std::string& wha
 
 }  // namespace
 
-Result<std::unique_ptr<DmaSpace>> DmaSpace::make() {
+Result<std::unique_ptr<Bus>> VfioBus::make() {
   const int fd = ::open("/dev/vfio/vfio", O_RDWR | O_CLOEXEC);
   if (fd < 0)
     return errno_error(errno,
@@ -43,12 +44,16 @@ Result<std::unique_ptr<DmaSpace>> DmaSpace::make() {
     return make_error(Code::unsupported, "this kernel's VFIO has no IOMMU of type 1, version 2",
                       kWhere);
   }
-  return std::unique_ptr<DmaSpace>(new DmaSpace(fd));
+  return std::unique_ptr<Bus>(new VfioBus(fd));
 }
 
-DmaSpace::~DmaSpace() { ::close(fd_); }
+VfioBus::~VfioBus() { ::close(fd_); }
 
-Status DmaSpace::take_group(int group, const std::string& what) {
+Result<std::unique_ptr<Device>> VfioBus::open(const std::string& address) {
+  return PciDevice::open(address, *this);
+}
+
+Status VfioBus::take_group(int group, const std::string& what) {
   std::lock_guard lock(mutex_);
   int fd = fd_;
   if (ioctl(group, VFIO_GROUP_SET_CONTAINER, &fd) != 0)
@@ -61,7 +66,7 @@ Status DmaSpace::take_group(int group, const std::string& what) {
 }
 
 // The first gap that is large enough; what is large begins at a large page.
-uint64_t DmaSpace::find_room(uint64_t bytes) const {
+uint64_t VfioBus::find_room(uint64_t bytes) const {
   const uint64_t step = bytes >= kLarge ? kLarge : 4096;
   uint64_t at = kFirst;
   for (const auto& [begin, size] : used_) {
@@ -72,7 +77,7 @@ uint64_t DmaSpace::find_room(uint64_t bytes) const {
   return at + bytes <= kEnd ? at : 0;
 }
 
-Result<uint64_t> DmaSpace::map(const void* data, uint64_t bytes) {
+Result<uint64_t> VfioBus::map(const void* data, uint64_t bytes) {
   std::lock_guard lock(mutex_);
   const uint64_t at = find_room(bytes);
   if (at == 0)
@@ -93,7 +98,7 @@ Result<uint64_t> DmaSpace::map(const void* data, uint64_t bytes) {
   return at;
 }
 
-void DmaSpace::unmap(uint64_t at, uint64_t bytes) {
+void VfioBus::unmap(uint64_t at, uint64_t bytes) {
   std::lock_guard lock(mutex_);
   vfio_iommu_type1_dma_unmap request{};
   request.argsz = sizeof request;
@@ -103,29 +108,28 @@ void DmaSpace::unmap(uint64_t at, uint64_t bytes) {
   used_.erase(at);
 }
 
-Result<std::unique_ptr<DmaMemory>> DmaMemory::make(DmaSpace& space, uint64_t bytes) {
+Result<std::unique_ptr<DmaMemory>> DmaMemory::make(Bus& bus, uint64_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) return errno_error(errno, "no memory for a drive's queues", kWhere);
-  const auto at = space.map(data, bytes);
+  const auto at = bus.map(data, bytes);
   if (!at) {
     munmap(data, bytes);
     return at.error();
   }
-  return std::unique_ptr<DmaMemory>(
-      new DmaMemory(space, static_cast<std::byte*>(data), bytes, *at));
+  return std::unique_ptr<DmaMemory>(new DmaMemory(bus, static_cast<std::byte*>(data), bytes, *at));
 }
 
 DmaMemory::~DmaMemory() {
-  space_.unmap(at_, bytes_);
+  bus_.unmap(at_, bytes_);
   munmap(data_, bytes_);
 }
 
-Result<std::unique_ptr<PciDevice>> PciDevice::open(const std::string& address, DmaSpace& space) {
+Result<std::unique_ptr<Device>> PciDevice::open(const std::string& address, VfioBus& bus) {
   std::unique_ptr<PciDevice> device(new PciDevice);
-  STOKER_TRY(device->take(address, space));
+  STOKER_TRY(device->take(address, bus));
   STOKER_TRY(device->map_registers());
   STOKER_TRY(device->enable());
-  return device;
+  return std::unique_ptr<Device>(std::move(device));
 }
 
 PciDevice::~PciDevice() {
@@ -135,7 +139,7 @@ PciDevice::~PciDevice() {
   }
 }
 
-Status PciDevice::take(const std::string& address, DmaSpace& space) {
+Status PciDevice::take(const std::string& address, VfioBus& bus) {
   const fs::path folder = fs::path("/sys/bus/pci/devices") / address;
   std::error_code error;
   if (!fs::exists(folder, error))
@@ -168,7 +172,7 @@ Status PciDevice::take(const std::string& address, DmaSpace& space) {
                           ": another device of its IOMMU group has a driver of the kernel's; bind "
                           "all of the group",
                       kWhere);
-  STOKER_TRY(space.take_group(group_, address));
+  STOKER_TRY(bus.take_group(group_, address));
   device_ = ioctl(group_, VFIO_GROUP_GET_DEVICE_FD, address.c_str());
   if (device_ < 0) return device_error(errno, address, "vfio-pci does not give it");
   ioctl(device_, VFIO_DEVICE_RESET);  // what a process before us left; the controller's own comes
@@ -188,6 +192,22 @@ Status PciDevice::map_registers() {
   registers_ = static_cast<volatile std::byte*>(mapped);
   registers_bytes_ = region.size;
   return {};
+}
+
+uint32_t PciDevice::read32(size_t at) const {
+  return *reinterpret_cast<volatile const uint32_t*>(registers_ + at);
+}
+
+uint64_t PciDevice::read64(size_t at) const {
+  return *reinterpret_cast<volatile const uint64_t*>(registers_ + at);
+}
+
+void PciDevice::write32(size_t at, uint32_t value) {
+  *reinterpret_cast<volatile uint32_t*>(registers_ + at) = value;
+}
+
+void PciDevice::write64(size_t at, uint64_t value) {
+  *reinterpret_cast<volatile uint64_t*>(registers_ + at) = value;
 }
 
 Status PciDevice::let_reach_memory(bool may) {

@@ -1,5 +1,5 @@
-// A PCI device in the hands of this process, by vfio-pci: its registers, its interrupt, and the
-// memory that it may reach. All of it ends with the process, whatever way that ends.
+// PCI devices in the hands of this process, by vfio-pci: their registers, their interrupt, and the
+// memory that they may reach. All of it ends with the process, whatever way that ends.
 #pragma once
 
 #include <cstdint>
@@ -8,26 +8,27 @@
 #include <mutex>
 #include <string>
 
-#include "stoker/base/result.h"
+#include "stoker/io/nvme/bus.h"
 
 namespace stoker::nvme {
 
-// The addresses by which devices reach memory: an IOMMU's. Memory is pinned while it is mapped.
-class DmaSpace {
+// The devices that are bound to vfio-pci. The addresses by which they reach memory are an IOMMU's:
+// memory is pinned while it is mapped. Large pages stay large.
+class VfioBus final : public Bus {
  public:
-  static Result<std::unique_ptr<DmaSpace>> make();
-  ~DmaSpace();
-  DmaSpace(const DmaSpace&) = delete;
-  DmaSpace& operator=(const DmaSpace&) = delete;
+  static Result<std::unique_ptr<Bus>> make();
+  ~VfioBus() override;
+  VfioBus(const VfioBus&) = delete;
+  VfioBus& operator=(const VfioBus&) = delete;
 
+  Result<std::unique_ptr<Device>> open(const std::string& address) override;
+  Result<uint64_t> map(const void* data, uint64_t bytes) override;
+  void unmap(uint64_t at, uint64_t bytes) override;
   // Takes the group of a device; the first one decides on the IOMMU.
   Status take_group(int group, const std::string& what);
-  // Where devices see `bytes` at `data`, both multiples of 4 KiB. Large pages stay large.
-  Result<uint64_t> map(const void* data, uint64_t bytes);
-  void unmap(uint64_t at, uint64_t bytes);
 
  private:
-  explicit DmaSpace(int fd) : fd_(fd) {}
+  explicit VfioBus(int fd) : fd_(fd) {}
   uint64_t find_room(uint64_t bytes) const;
 
   const int fd_;
@@ -36,42 +37,24 @@ class DmaSpace {
   bool ready_ = false;                 // guarded by mutex_
 };
 
-// Memory that a device may reach at any time: for queues.
-class DmaMemory {
+class PciDevice final : public Device {
  public:
-  static Result<std::unique_ptr<DmaMemory>> make(DmaSpace& space, uint64_t bytes);
-  ~DmaMemory();
-  DmaMemory(const DmaMemory&) = delete;
-  DmaMemory& operator=(const DmaMemory&) = delete;
-  std::byte* data() const { return data_; }
-  uint64_t at() const { return at_; }  // for the device
-
- private:
-  DmaMemory(DmaSpace& space, std::byte* data, uint64_t bytes, uint64_t at)
-      : space_(space), data_(data), bytes_(bytes), at_(at) {}
-  DmaSpace& space_;
-  std::byte* const data_;
-  const uint64_t bytes_, at_;
-};
-
-class PciDevice {
- public:
-  // `address` as "0000:00:04.0". Errors say how to bind the device, where it is not.
-  static Result<std::unique_ptr<PciDevice>> open(const std::string& address, DmaSpace& space);
-  ~PciDevice();
+  static Result<std::unique_ptr<Device>> open(const std::string& address, VfioBus& bus);
+  ~PciDevice() override;
   PciDevice(const PciDevice&) = delete;
   PciDevice& operator=(const PciDevice&) = delete;
 
-  volatile std::byte* registers() const { return registers_; }
-  uint64_t registers_bytes() const { return registers_bytes_; }
-  int fd() const { return device_; }
-  void cut_off();  // it reaches no memory any more
-  // An eventfd that is readable once the device has raised its interrupt of that number.
-  int interrupt() const { return interrupt_; }
+  uint32_t read32(size_t at) const override;
+  uint64_t read64(size_t at) const override;
+  void write32(size_t at, uint32_t value) override;
+  void write64(size_t at, uint64_t value) override;
+  uint64_t registers_bytes() const override { return registers_bytes_; }
+  int interrupt() const override { return interrupt_; }
+  void cut_off() override;
 
  private:
   PciDevice() = default;
-  Status take(const std::string& address, DmaSpace& space);
+  Status take(const std::string& address, VfioBus& bus);
   Status map_registers();
   Status enable();
   Status let_reach_memory(bool may);

@@ -22,6 +22,7 @@ constexpr const char* kWhere = "io/nvme/vfio_engine";
 constexpr uint32_t kDepthMax = 1023;
 constexpr uint64_t kSpinMin = 2'000, kSpinMax = 100'000;
 constexpr uint64_t kWatchNs = 100'000'000;
+constexpr uint16_t kAborted = 0x007;  // a status of the drive's: as was asked
 
 uint64_t now() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -98,11 +99,11 @@ Result<VfioEngine::Drive*> VfioEngine::drive_at(const std::string& address) {
   }
   if (made == kDrivesMax)
     return make_error(Code::unsupported, "one engine drives 16 drives at most", kWhere);
-  if (!dma_) {
-    STOKER_ASSIGN(dma_, DmaSpace::make());
+  if (!bus_) {
+    STOKER_ASSIGN(bus_, options_.make_bus());
   }
   auto drive = std::make_unique<Drive>();
-  STOKER_ASSIGN(drive->driver, Driver::make(address, *dma_, depth_));
+  STOKER_ASSIGN(drive->driver, Driver::make(address, *bus_, depth_));
   drives_[made] = std::move(drive);
   drives_made_.store(made + 1, std::memory_order_release);
   for (const auto& [id, region] : arenas_) {
@@ -114,7 +115,7 @@ Result<VfioEngine::Drive*> VfioEngine::drive_at(const std::string& address) {
 // Each arena once, for all drives. Under mutex_.
 void VfioEngine::map_arena(int32_t id) {
   Region& region = arenas_.at(id);
-  const auto at = dma_->map(region.data, region.bytes);
+  const auto at = bus_->map(region.data, region.bytes);
   if (at) region.at = *at;
   if (!at) log().warn("{}: each transfer maps its memory", at.error().message());
 }
@@ -122,7 +123,7 @@ void VfioEngine::map_arena(int32_t id) {
 Status VfioEngine::adopt(const Arena& arena) {
   std::lock_guard lock(mutex_);
   if (!arenas_.emplace(arena.id(), Region{arena.data(), arena.size(), 0}).second) return {};
-  if (dma_ && drives() > 0) map_arena(arena.id());
+  if (bus_ && drives() > 0) map_arena(arena.id());
   return {};
 }
 
@@ -130,7 +131,7 @@ Status VfioEngine::unadopt(const Arena& arena) {
   std::lock_guard lock(mutex_);
   const auto found = arenas_.find(arena.id());
   if (found == arenas_.end()) return {};
-  if (found->second.at != 0) dma_->unmap(found->second.at, found->second.bytes);
+  if (found->second.at != 0) bus_->unmap(found->second.at, found->second.bytes);
   arenas_.erase(found);
   return {};
 }
@@ -166,22 +167,36 @@ size_t VfioEngine::submit(std::span<Op* const> ops) {
   return taken;
 }
 
-// Lays what is left of the op into the drive's queue.
+// What waits for room comes first.
 void VfioEngine::start(Op& op) {
   Drive& drive = drive_of(op.file);
-  const FileTable::File& file = *files_.find(op.file);
   if (drive.gone) {
-    fail(op, ENODEV, file.path, "the drive was given up");
+    fail(op, drive.lost->sys_errno, files_.find(op.file)->path,
+         "the drive was given up: " + drive.lost->what);
     return failed_.push(op);
   }
-  if (!drive.driver->room()) return drive.waiting.push(op);
+  drive.waiting.push(op);
+  start_waiting(drive);
+}
+
+void VfioEngine::start_waiting(Drive& drive) {
+  while (drive.driver->room()) {
+    Op* op = drive.waiting.pop();
+    if (op == nullptr) return;
+    send(drive, *op);
+  }
+}
+
+// Lays what is left of the op into the drive's queue, which has room.
+void VfioEngine::send(Drive& drive, Op& op) {
+  const FileTable::File& file = *files_.find(op.file);
   const Command command = command_of(op, *file.space, file.base);
   uint64_t at = 0;
   if (command.bytes > 0) {
     at = find({command.data, command.bytes, op.bytes.arena});
     if (at == 0) {
       // Until its answer the IOMMU keeps the memory, whatever its owner does.
-      const auto mapped = dma_->map(command.data, command.bytes);
+      const auto mapped = bus_->map(command.data, command.bytes);
       vfio_counters_.system_calls.add(1);
       if (!mapped) {
         op.result = mapped.error().with("a transfer of '" + file.path + "'");
@@ -200,7 +215,7 @@ void VfioEngine::end(Op& op) {
   if (mapped_.empty()) return;
   const auto found = mapped_.find(&op);
   if (found == mapped_.end()) return;
-  dma_->unmap(found->second.at, found->second.bytes);
+  bus_->unmap(found->second.at, found->second.bytes);
   vfio_counters_.system_calls.add(1);
   mapped_.erase(found);
 }
@@ -229,20 +244,24 @@ size_t VfioEngine::reap() {
     // At most as many as were in flight: done() may submit again.
     for (uint32_t left = depth_; left > 0 && !drive.gone && drive.driver->done(); --left) {
       const Driver::Done done = drive.driver->take();
-      drive.resets = 0;
+      if (done.op == nullptr) {
+        reset(drive, "it answers to a command that it was not given");
+        break;
+      }
       Op& op = *done.op;
       end(op);
+      if (repeat(drive, done)) continue;
+      drive.resets = 0;
       const FileTable::File& file = *files_.find(op.file);
       if (!settle(op, done.status, *file.space, file.path, counters_)) {
         start(op);
-      } else {
-        --in_flight_;
-        ++completed;
-        op.done(op);
+        continue;
       }
-      if (drive.driver->room()) {
-        if (Op* next = drive.waiting.pop()) start(*next);
-      }
+      if (!repeats_.empty()) repeats_.erase(&op);
+      --in_flight_;
+      ++completed;
+      op.done(op);
+      if (!drive.gone) start_waiting(drive);
     }
     if (!drive.gone) drive.driver->acknowledge();
   }
@@ -253,9 +272,11 @@ size_t VfioEngine::reap() {
 size_t VfioEngine::poll(uint64_t wait_ns) {
   size_t completed = complete_failed() + reap();
   const bool woken = woken_.exchange(false);
-  if (completed > 0 || woken || wait_ns == 0) return completed;
+  // Also while another drive is busy.
   const uint64_t begin = now();
   watch(begin);
+  completed += complete_failed();
+  if (completed > 0 || woken || wait_ns == 0) return completed;
   if (in_flight_ > 0 && spin(begin + std::min(spin_ns_, wait_ns))) {
     spin_ns_ = std::min(spin_ns_ * 2, kSpinMax);
   } else {
@@ -289,7 +310,7 @@ void VfioEngine::sleep(uint64_t wait_ns) {
   for (size_t i = 0; i < count; ++i) fds[i + 1] = {drives_[i]->driver->interrupt(), POLLIN, 0};
   sleeping_ = true;
   if (!woken_) {
-    const uint64_t most = in_flight_ > 0 ? std::min(wait_ns, kWatchNs) : wait_ns;
+    const uint64_t most = in_flight_ > 0 ? std::min(wait_ns, watch_ns()) : wait_ns;
     const timespec time{static_cast<time_t>(most / 1'000'000'000),
                         static_cast<long>(most % 1'000'000'000)};
     ppoll(fds.data(), count + 1, most == UINT64_MAX ? nullptr : &time, nullptr);
@@ -310,43 +331,69 @@ void VfioEngine::wake() {
   [[maybe_unused]] const ssize_t written = ::write(wake_fd_, &one, sizeof one);
 }
 
-// Commands that take too long are aborted, and then the controller is reset.
+// Whether the op is sent again: its command was aborted, for it took too long.
+bool VfioEngine::repeat(Drive& drive, const Driver::Done& done) {
+  if (!done.aborted || (done.status & 0x7FF) != kAborted || drive.gone) return false;
+  if (++repeats_[done.op] > options_.repeats_max) return false;
+  counters_.retries.add(1);
+  start(*done.op);
+  return true;
+}
+
+// How often it looks for commands that take too long.
+uint64_t VfioEngine::watch_ns() const { return std::min(kWatchNs, options_.command_ns / 4); }
+
 void VfioEngine::watch(uint64_t now_ns) {
-  if (now_ns - watched_ns_ < kWatchNs) return;
+  if (now_ns - watched_ns_ < watch_ns()) return;
   watched_ns_ = now_ns;
   for (size_t i = 0; i < drives(); ++i) {
-    Drive& drive = *drives_[i];
-    if (drive.gone || drive.driver->idle()) continue;
-    const uint64_t oldest = drive.driver->oldest_ns();
-    const uint64_t age = now_ns > oldest ? now_ns - oldest : 0;
-    if (age < options_.command_ns) continue;
-    if (age < 2 * options_.command_ns) {
-      vfio_counters_.aborts.add(1);
-      log().warn("the NVMe drive {} has not answered for {} ms: its commands are aborted",
-                 drive.driver->address(), age / 1'000'000);
-      drive.driver->abort_before(now_ns - options_.command_ns);
-      continue;
-    }
-    if (drive.resets == options_.resets_max) {
-      give_up(drive, errno_error(ETIMEDOUT, "it does not answer, although it was reset", kWhere));
-      continue;
-    }
-    ++drive.resets;
-    vfio_counters_.resets.add(1);
-    log().warn("the NVMe drive {} has not answered for {} ms: it is reset", drive.driver->address(),
-               age / 1'000'000);
-    if (const Status back = drive.driver->recover(now()); !back) give_up(drive, back.error());
+    if (!drives_[i]->gone && !drives_[i]->driver->idle()) watch(*drives_[i], now_ns);
   }
+}
+
+// Commands that take too long are aborted; as long again, and the controller is reset.
+void VfioEngine::watch(Drive& drive, uint64_t now_ns) {
+  switch (drive.driver->health()) {
+    case Driver::Health::gone:
+      return give_up(drive, errno_error(ENODEV, "it was removed", kWhere));
+    case Driver::Health::failed:
+      return reset(drive, "it reports a fatal error");
+    case Driver::Health::good:
+      break;
+  }
+  const uint64_t oldest = drive.driver->oldest_ns();
+  const uint64_t age = now_ns > oldest ? now_ns - oldest : 0;
+  if (age < options_.command_ns) return;
+  const uint64_t asked = drive.driver->oldest_abort_ns();
+  const std::string silent = "it has not answered for " + std::to_string(age / 1'000'000) + " ms";
+  if (asked < now_ns && now_ns - asked >= options_.command_ns) return reset(drive, silent);
+  const auto aborted = drive.driver->abort_before(now_ns - options_.command_ns, now_ns);
+  if (!aborted) return reset(drive, silent + ", and " + aborted.error().message());
+  if (*aborted == 0) return;
+  vfio_counters_.aborts.add(*aborted);
+  log().warn("the NVMe drive {}: {}; {} of its commands are aborted", drive.driver->address(),
+             silent, *aborted);
+}
+
+void VfioEngine::reset(Drive& drive, const std::string& why) {
+  if (drive.resets == options_.resets_max)
+    return give_up(drive, errno_error(ETIMEDOUT, why + ", although it was reset", kWhere));
+  ++drive.resets;
+  vfio_counters_.resets.add(1);
+  log().warn("the NVMe drive {} is reset: {}", drive.driver->address(), why);
+  if (const Status back = drive.driver->recover(now()); !back) give_up(drive, back.error());
 }
 
 // The drive touches no memory any more, or is not there.
 void VfioEngine::give_up(Drive& drive, const Error& error) {
   log().error("the NVMe drive {} is given up: {}", drive.driver->address(), error.message());
   drive.gone = true;
+  drive.lost = error;
   std::vector<Op*> ops = drive.driver->give_back();
   while (Op* op = drive.waiting.pop()) ops.push_back(op);
   for (Op* op : ops) {
     end(*op);
+    repeats_.erase(op);
     fail(*op, error.sys_errno, files_.find(op->file)->path, error.what);
     failed_.push(*op);
   }

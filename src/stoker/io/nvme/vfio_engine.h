@@ -8,14 +8,17 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "stoker/io/engine.h"
 #include "stoker/io/file_table.h"
 #include "stoker/io/nvme/driver.h"
+#include "stoker/io/nvme/vfio.h"
 #include "stoker/io/op_list.h"
 
 namespace stoker::nvme {
@@ -23,7 +26,9 @@ namespace stoker::nvme {
 struct VfioOptions {
   // A command that took so long is aborted; as long again, and the controller is reset.
   uint64_t command_ns = 10'000'000'000;
-  uint32_t resets_max = 2;  // of a controller that still does not answer; then it is given up
+  uint32_t resets_max = 2;   // of a controller that still does not answer; then it is given up
+  uint32_t repeats_max = 2;  // of a command that the controller aborted, as it was asked to
+  std::function<Result<std::unique_ptr<Bus>>()> make_bus = VfioBus::make;
 };
 
 // Read by any thread.
@@ -57,6 +62,7 @@ class VfioEngine final : public Engine {
     OpList waiting;       // for room in its queue
     uint32_t resets = 0;  // since it answered last
     bool gone = false;
+    std::optional<Error> lost;  // why it is gone
   };
   struct Region {
     const std::byte* data;
@@ -73,13 +79,19 @@ class VfioEngine final : public Engine {
   uint64_t find(const Slice& bytes) const;
   Drive& drive_of(FileId file) const;
   void start(Op& op);
+  void start_waiting(Drive& drive);
+  void send(Drive& drive, Op& op);
   void end(Op& op);
+  bool repeat(Drive& drive, const Driver::Done& done);
   size_t complete_failed();
   size_t reap();
   bool spin(uint64_t until_ns);
   void sleep(uint64_t wait_ns);
   void ring();
   void watch(uint64_t now_ns);
+  void watch(Drive& drive, uint64_t now_ns);
+  uint64_t watch_ns() const;
+  void reset(Drive& drive, const std::string& why);
   void give_up(Drive& drive, const Error& error);
   size_t drives() const { return drives_made_.load(std::memory_order_acquire); }
 
@@ -89,7 +101,7 @@ class VfioEngine final : public Engine {
   VfioCounters vfio_counters_;
   FileTable files_;
   mutable std::mutex mutex_;
-  std::unique_ptr<DmaSpace> dma_;               // guarded by mutex_
+  std::unique_ptr<Bus> bus_;                    // guarded by mutex_
   std::unordered_map<int32_t, Region> arenas_;  // guarded by mutex_; at 0: not mapped
   std::vector<Drive*> of_file_;                 // guarded by mutex_
   std::array<std::unique_ptr<Drive>, kDrivesMax> drives_;
@@ -98,6 +110,7 @@ class VfioEngine final : public Engine {
   // Of the polling thread.
   OpList failed_;
   std::unordered_map<Op*, Mapped> mapped_;
+  std::unordered_map<Op*, uint32_t> repeats_;  // of ops whose command was aborted
   uint32_t in_flight_ = 0;
   uint64_t spin_ns_ = 20'000;
   uint64_t watched_ns_ = 0;

@@ -256,6 +256,7 @@ size_t UringEngine::complete_failed() {
 // could not take now (interrupted, short of memory) stays in the ring for the next call.
 void UringEngine::enter(uint64_t wait_ns) {
   const bool filled = io_uring_sq_ready(&ring_) > 0;
+  system_calls_.add(1);
   int result = 0;
   if (wait_ns == 0) {
     result = io_uring_submit_and_get_events(&ring_);

@@ -34,6 +34,7 @@ class UringEngine final : public Engine {
   size_t submit(std::span<Op* const> ops) override;
   size_t poll(uint64_t wait_ns) override;
   void wake() override;
+  const Counter& system_calls() const { return system_calls_; }  // to hand over and to wait
 
  private:
   UringEngine(uint32_t depth, int wake_fd) : depth_(depth), wake_fd_(wake_fd), registry_(&ring_) {}
@@ -57,6 +58,7 @@ class UringEngine final : public Engine {
   // Of the polling thread.
   OpList failed_;  // accepted, but could not be started; poll() completes them
   uint32_t in_flight_ = 0;
+  Counter system_calls_;
   bool commands_registered_ = true;  // commands may name registered memory
   uint64_t wake_count_ = 0;          // where the kernel puts what it reads from wake_fd_
 };
