@@ -30,9 +30,10 @@ from stoker.data import (
     Tokens,
     as_dataloader,
     sources,
+    watch,
 )
 from stoker.data.order import Sequence
-from stoker.errors import Corruption, InvalidArgument, NotFound
+from stoker.errors import Corruption, InvalidArgument, Mismatch, NotFound
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "data.md"
 
@@ -520,6 +521,36 @@ def test_changed_data_is_other_data(store):
     put(store, "t.npy", npy(np.arange(1, 101)))
     with pytest.raises(InvalidArgument, match="other samples"):
         Loader(Tokens(store, "t.npy", 4), batch=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_object_that_is_replaced_while_it_is_read_is_told(tmp_path, monkeypatch, drop_last):
+    """Before, the rest of the epoch came from another file without a word."""
+
+    def replace(value: int) -> None:
+        np.save(tmp_path / "new.npy", np.full((46, 512), value, np.int32))
+        os.replace(tmp_path / "new.npy", tmp_path / "rows.npy")
+
+    with stoker.open_store(f"dir:{tmp_path}") as store:
+        for every in (0.0, 3600.0):  # at the next batch, or at the end of the epoch
+            monkeypatch.setattr(watch, "_EVERY", every)
+            replace(0)
+            loader = Loader(Rows(store, "rows.npy"), batch=4, ahead=1, drop_last=drop_last)
+            batches = iter(loader)
+            assert next(batches).eq(0).all()
+            replace(1)
+            given = 0
+            with pytest.raises(Mismatch, match=r"'rows\.npy' was changed while it was read"):
+                for _ in batches:
+                    given += 1
+            assert given == (0 if every == 0 else 10)
+            loader.close()
+            loader = Loader(Rows(store, "rows.npy"), batch=4, drop_last=drop_last)
+            assert len(list(loader)) == len(loader)  # opened anew
+            (tmp_path / "rows.npy").unlink()
+            with pytest.raises(NotFound):
+                list(loader)
+            loader.close()
 
 
 def test_an_object_that_vanishes_is_an_error_of_the_loop(store):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.data import Files, Loader, Rows, Tar, Tokens, windows
+from stoker.data import Files, Loader, Rows, Tar, Tokens, following, windows
 from stoker.errors import InvalidArgument
 
 
@@ -180,6 +180,21 @@ def test_a_cache_follows_the_loader_and_fetches_the_least(tmp_path):
             assert store.info()["cache"]["plans"] == 1
             del again
             assert store.info()["cache"]["plans"] == 0, "who is gone reads no more"
+
+
+def test_a_cache_that_is_told_nothing_is_said(tmp_path, monkeypatch):
+    where = f"cached(local:{tmp_path}/fast, dir:{tmp_path}/slow, disk=2MiB, block=64KiB)"
+    with stoker.open_store(f"dir:{tmp_path}/slow", create=True) as slow:
+        numbered(slow, 64, 1 << 10)
+    with stoker.open_store(where) as store:
+        assert "cache" not in Loader(Rows(store, "rows.npy"), batch=4).order
+        monkeypatch.setattr(following, "MOST_SAMPLES", 63)
+        loader = Loader(Rows(store, "rows.npy"), batch=4)
+        assert "the cache is not told what comes, as there are more than 63" in loader.order
+        assert sorted(firsts(loader)) == list(range(64))
+        assert store.info()["cache"]["plans"] == 0
+    with stoker.open_store(f"dir:{tmp_path}/slow") as slow:
+        assert "cache" not in Loader(Rows(slow, "rows.npy"), batch=4).order
 
 
 def test_a_mixture_in_a_cache_goes_by_its_draws(tmp_path):

@@ -74,6 +74,30 @@ def test_random_numbers_belong_to_the_sample_and_the_epoch():
     assert all(mine[n] != each for n, each in by_sample(second).items())
 
 
+def as_pair(sample: torch.Tensor) -> tuple[dict, str, list]:
+    return {"x": sample.float().repeat(2, 3)}, str(int(sample)), [1.5, (sample, b"raw")]
+
+
+@pytest.mark.parametrize("whole", [4, 0])
+def test_a_rank_whose_rest_is_empty_goes_on_beside_the_others(whole):
+    """Before, default_collate raised IndexError there: an evaluation ended on some ranks only."""
+    for rank in range(4):
+        numbers = Numbers(whole + 1)  # the last one is rank 3's
+        loader = Loader(numbers, 1, rank=rank, ranks=4, transform=as_pair, shuffle=False)
+        batches = list(loader)
+        loader.close()
+        assert len(batches) == len(loader) == (2 if whole else 1)
+        if rank == 3:
+            assert list(batches[-1][1]) == [str(whole)]
+        elif not whole:
+            assert batches == [[]]
+        else:
+            made, names, (numbers, pairs) = batches[-1]
+            assert made["x"].shape == (0, 2, 3) and made["x"].dtype == torch.float32
+            assert list(names) == [] and numbers.shape == (0,) and numbers.dtype == torch.float64
+            assert pairs[0].shape == (0,) and list(pairs[1]) == []
+
+
 def test_a_transform_that_raises_names_the_sample():
     loader = Loader(Numbers(12), batch=4, shuffle=False, transform=breaks_at_nine, workers=1)
     batches = iter(loader)

@@ -33,11 +33,19 @@ class Following:
         self._weights = weights
         self._stores: list[tuple[Any, list[Stored]]] = []
         self._begun = False
-        if sum(len(each) for each in sources) > MOST_SAMPLES:
+        self.note = ""  # why a cache is told nothing
+        cached = [
+            each
+            for each in sources
+            if isinstance(each, Stored) and each.store.info()["cache"] is not None
+        ]
+        if cached and sum(len(each) for each in sources) > MOST_SAMPLES:
+            self.note = (
+                f"the cache is not told what comes, as there are more than {MOST_SAMPLES:,} "
+                "samples: it goes by what was read before"
+            )
             return
-        for each in sources:
-            if not isinstance(each, Stored) or each.store.info()["cache"] is None:
-                continue
+        for each in cached:
             for store, of in self._stores:
                 if store is each.store:
                     of.append(each)

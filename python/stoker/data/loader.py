@@ -18,10 +18,12 @@ import torch
 from ..errors import InvalidArgument
 from . import windows
 from .account import HAND_OVER, Account, Stages
+from .empty import NONE, Shape
 from .following import Following
 from .images import Decoded, Decoding, Jpeg, name_of
 from .order import Sequence
 from .stored import Reading, StoredSources, all_stored
+from .watch import Watch
 from .workers import Workers
 
 
@@ -136,13 +138,17 @@ class Loader:
         self.account = Account(ahead)  # what waits cost, and what gave the bytes
         if all_stored(sources):
             self.account.of_stores([each.store for each in sources])
+        self._watch = Watch.of(sources)
         self._following = Following(sources, seed, weights)
+        if self._following.note:
+            self.order += f"\n{self._following.note}"
         self._of = _identity(sources, weights, shape or shuffle)
         self._depth = ahead
         self._position = 0  # the first sample that was not given out, of all ranks and epochs
         # positions, what is on its way, and what the caches had fetched when it began
         self._window: deque[tuple[int, int, _Begun, dict[str, int]]] = deque()
         self._process = os.getpid()
+        self._shape = Shape()
 
     # ---- the loop
 
@@ -174,6 +180,8 @@ class Loader:
         while self._batches.endless or self.epoch == epoch:
             span = self._batches.span(self._position)
             if span is None:  # what is left does not fill a batch
+                if self._watch is not None:
+                    self._watch.gave((), True)
                 self._go_to((epoch + 1) * self._batches.order.count)
                 return
             batch = self._next()
@@ -254,6 +262,8 @@ class Loader:
         self._following.end()
 
     def _stop(self) -> None:
+        if self._watch is not None:
+            self._watch.forget()
         self._window.clear()
         self._batches.close()
 
@@ -275,9 +285,13 @@ class Loader:
         _, last, begun, caches = self._window.popleft()
         try:
             batch = begun.result()
+            if self._watch is not None:
+                self._watch.gave(begun.objects(), self._batches.ends(last))
         except BaseException:
             self._stop()
             raise
+        if self._batches.stacks:
+            batch = self._shape.of(batch)
         self._book(begun, caches, None if ready else (began, time.perf_counter_ns()))
         if self._batches.ends(last):
             self._window.clear()
@@ -399,6 +413,7 @@ class _Batches:
         self._seed, self._workers = seed, workers
         if workers is not None and collate is None:
             self._collate = torch.utils.data.default_collate
+        self.stacks = self._collate is torch.utils.data.default_collate
         self._worker: ThreadPoolExecutor | None = None  # a thread for each worker, else one
         self._asking = threading.Lock()  # sources in Python are asked by one thread at a time
 
@@ -469,6 +484,8 @@ class _Batches:
             stage("transform")
         if self._collate is None:
             return batch
+        if self.stacks and not len(batch):
+            return NONE
         batch = self._collate(batch)
         stage("collate")
         return batch

@@ -54,10 +54,10 @@ class _Objects:
     def __init__(self, store: _core.Store, keys: Sequence[str]) -> None:
         self.keys = list(keys)
         digest = hashlib.sha256()
-        self.sizes = []
+        self.tags = []
         for key in self.keys:
             found = store.stat(key)
-            self.sizes.append(found["bytes"])
+            self.tags.append(found["tag"])
             digest.update(f"{key}\0{found['bytes']}\0{found['tag']}\n".encode())
         self.fingerprint = digest.hexdigest()
 
@@ -112,12 +112,14 @@ class Tokens(Stored):
         self.length, self.integers = length, dtype_of_all.name
         self.kind = ("tokens", length)
         counts = [max(0, array.count - 1) // length for array in arrays]
+        objects = _Objects(store, keys)
         super().__init__(
             store,
             _equal(keys, arrays, counts, length * width, (length + 1) * width),
-            f"tokens {_Objects(store, keys).fingerprint} {dtype_of_all.str}, windows of {length}"
+            f"tokens {objects.fingerprint} {dtype_of_all.str}, windows of {length}"
             + (f", {split}" if split != "train" else ""),
             sum(counts) * length * width,
+            objects.tags,
         )
 
     def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
@@ -141,11 +143,13 @@ class Rows(Stored):
         size = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
         if size == 0:
             raise InvalidArgument(f"the rows of {keys[0]} have no bytes")
+        objects = _Objects(store, keys)
         super().__init__(
             store,
             _equal(keys, arrays, [array.count for array in arrays], size, size),
-            f"rows {_Objects(store, keys).fingerprint}",
+            f"rows {objects.fingerprint}",
             sum(array.count for array in arrays) * size,
+            objects.tags,
         )
 
     def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
@@ -178,6 +182,7 @@ class Indexed(Stored):
             self._index.table(self._records.bytes if self._records else ()),
             f"{KINDS[kind]} {digest}",
             sum(each["bytes"] for each in self._index.objects),
+            [each["tag"] for each in self._index.objects],
         )
 
     def sample(self, number: int, memory: np.ndarray, places: Places) -> Any:
@@ -327,7 +332,13 @@ class Safetensors(Stored):
         chosen = "" if tensors is None else f" {json.dumps(tensors)}"
         about = [{name: each[name] for name in ("key", "bytes", "tag")} for each in objects]
         digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()
-        super().__init__(store, table, f"safetensors {digest}{chosen}", sum(counts) * sum(sizes))
+        super().__init__(
+            store,
+            table,
+            f"safetensors {digest}{chosen}",
+            sum(counts) * sum(sizes),
+            [each["tag"] for each in objects],
+        )
 
     def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
         """[count, ...] of the one tensor's type"""

@@ -23,10 +23,16 @@ class Stored:
     integers: str | None = None
 
     def __init__(
-        self, store: _core.Store, table: _core.SampleTable, fingerprint: str, all_bytes: int
+        self,
+        store: _core.Store,
+        table: _core.SampleTable,
+        fingerprint: str,
+        all_bytes: int,
+        tags: Several[str] | None = None,
     ) -> None:
-        """all_bytes: of all samples, or of the objects they lie in."""
-        self.store, self.table, self.fingerprint = store, table, fingerprint
+        """all_bytes: of all samples, or of the objects they lie in. tags: of each of these, in the
+        order of the table's keys."""
+        self.store, self.table, self.fingerprint, self.tags = store, table, fingerprint, tags
         self._all_bytes = all_bytes
 
     def __len__(self) -> int:
