@@ -1,5 +1,5 @@
 """The loaders that bench/loaders.py compares: each makes its form of the same samples, then gives
-batches of BATCH of them in random order.
+batches of batch_of(kind) of them in random order.
 
 A sample is 1,025 tokens of 16 bits, which a batch has as int64 (Stoker's windows share one token
 with the next one), or an image of about 53 KB, whose
@@ -29,6 +29,22 @@ KINDS = ("tokens", "images")
 DECODED, SIDE = "decoded", 224
 DECODERS = ("stoker", "DataLoader memmap", "DataLoader folder", "SPDL")
 PHOTOGRAPHS = 64  # different ones
+# Runs as DLIO does them for MLPerf Storage: whole records, and a pause in place of the computing of
+# each batch. Bytes of a record, samples of a batch, seconds of the pause, as for one A100: resnet50
+# with a batch of 32 in place of 400, unet3d with records of 1/32 of their size; the pauses are
+# shorter by as much.
+DLIO: dict[str, tuple[int, int, float]] = {
+    "resnet50": (114_660, 32, 0.435 * 32 / 400),
+    "unet3d": (146_600_628 // 32, 7, 0.636 / 32),
+}
+
+
+def batch_of(kind: str) -> int:
+    return DLIO[kind][1] if kind in DLIO else BATCH
+
+
+def pause_of(kind: str) -> float:
+    return DLIO[kind][2] if kind in DLIO else 0.0
 
 
 def photograph(seed: int) -> bytes:
@@ -48,6 +64,8 @@ def photograph(seed: int) -> bytes:
 
 
 def sample_bytes(kind: str) -> int:
+    if kind in DLIO:
+        return DLIO[kind][0]
     return TOKENS * 2 if kind == "tokens" else IMAGE_BYTES
 
 
@@ -151,9 +169,15 @@ def _epochs(loader: Any) -> Iterator[Any]:
 def _torch_loader(dataset: Any, workers: int, kind: str) -> Iterator[Any]:
     from torch.utils.data import DataLoader
 
-    collate = list if kind == "images" else None
+    collate = list if kind == "images" or kind in DLIO else None
     return _epochs(
-        DataLoader(dataset, batch_size=BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
+        DataLoader(
+            dataset,
+            batch_size=batch_of(kind),
+            shuffle=True,
+            num_workers=workers,
+            collate_fn=collate,
+        )
     )
 
 
@@ -204,9 +228,9 @@ def run_webdataset(folder: Path, kind: str, workers: int) -> Iterator[Any]:
             nodesplitter=webdataset.split_by_node,
             workersplitter=webdataset.split_by_worker,
         )
-        .shuffle(1000)
+        .shuffle(min(1000, max(batch_of(kind), SHARD_BYTES // sample_bytes(kind))))
         .map(lambda sample: of(sample["bin"]))
-        .batched(BATCH, collation_fn=torch.stack if kind == "tokens" else list)
+        .batched(batch_of(kind), collation_fn=torch.stack if kind == "tokens" else list)
     )
     return _epochs(webdataset.WebLoader(dataset, batch_size=None, num_workers=workers))
 
@@ -220,9 +244,11 @@ def run_mds(folder: Path, kind: str, workers: int) -> Iterator[Any]:
             data = super().__getitem__(at)["data"]
             return tokens_of(data) if kind == "tokens" else data
 
-    dataset = Dataset(local=str(folder), shuffle=True, batch_size=BATCH)
+    dataset = Dataset(local=str(folder), shuffle=True, batch_size=batch_of(kind))
     collate = None if kind == "tokens" else list
-    return _epochs(DataLoader(dataset, batch_size=BATCH, num_workers=workers, collate_fn=collate))
+    return _epochs(
+        DataLoader(dataset, batch_size=batch_of(kind), num_workers=workers, collate_fn=collate)
+    )
 
 
 def run_litdata(folder: Path, kind: str, workers: int) -> Iterator[Any]:
@@ -237,7 +263,7 @@ def run_litdata(folder: Path, kind: str, workers: int) -> Iterator[Any]:
     collate = None if kind == "tokens" else list
     return _epochs(
         litdata.StreamingDataLoader(
-            dataset, batch_size=BATCH, num_workers=workers, collate_fn=collate
+            dataset, batch_size=batch_of(kind), num_workers=workers, collate_fn=collate
         )
     )
 
@@ -253,8 +279,9 @@ def run_spdl(folder: Path, kind: str, workers: int) -> Iterator[Any]:
     def batches_of_numbers() -> Iterator[np.ndarray]:
         while True:
             order = np.random.default_rng().permutation(count)
-            for at in range(0, count - BATCH + 1, BATCH):
-                yield order[at : at + BATCH]
+            size = batch_of(kind)
+            for at in range(0, count - size + 1, size):
+                yield order[at : at + size]
 
     def read(numbers: np.ndarray) -> Any:
         parts = [flat[i * size : (i + 1) * size] for i in numbers]
@@ -299,7 +326,7 @@ def run_stoker(folder: Path, kind: str, workers: int, where: str = "") -> Iterat
             else:
                 source = Indexed(store, index_of(folder))
             decode = Jpeg(SIDE, threads=max(1, workers)) if kind == DECODED else None
-            loader = Loader(source, batch=BATCH, seed=1, endless=True, decode=decode)
+            loader = Loader(source, batch=batch_of(kind), seed=1, endless=True, decode=decode)
             try:
                 yield from (batch["image"] for batch in loader) if decode else loader
             finally:
@@ -329,7 +356,7 @@ MAKERS = {
 
 
 def form_of(system: str, kind: str) -> str:
-    return SYSTEMS[system][KINDS.index("images" if kind == DECODED else kind)]
+    return SYSTEMS[system][0 if kind == "tokens" else 1]
 
 
 def made(root: Path, form: str, kind: str, count: int) -> Path:

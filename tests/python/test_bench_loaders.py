@@ -91,3 +91,27 @@ def test_a_run_ends_by_itself_and_says_what_it_took(tmp_path):
         "first_batch_seconds",
         "memory_bytes",
     }
+
+
+@pytest.mark.parametrize("kind", bench.systems.DLIO)
+def test_a_run_shaped_as_dlio_s_says_how_well_the_accelerator_is_used(kind, tmp_path):
+    batch, pause = bench.systems.batch_of(kind), bench.systems.pause_of(kind)
+    form = bench.systems.form_of("stoker", kind)
+    folder = bench.systems.made(tmp_path, form, kind, 4 * batch)
+    words = ["index", f"dir:{folder}", "--out", str(bench.systems.index_of(folder))]
+    subprocess.run([sys.executable, "-m", "stoker.dataset", *words], check=True)
+    words = ["stoker", str(folder), kind, "1", "60", str(3 * batch), ""]
+    run = bench.run_apart(sys.executable, words, {}, 100)
+    assert 0 < run["utilisation"] <= 1
+    # 3 batches took their pauses and the waits between them
+    assert run["samples_per_second"] == pytest.approx(batch * run["utilisation"] / pause, rel=1e-6)
+    told = bench.table(
+        {
+            "results": [
+                {"system": "stoker", "data": kind, "store": "local", "cold": True, **run}
+                | {"samples_per_second": 1}
+            ],
+            "random_reads_per_second": 0,
+        }
+    )
+    assert f"{kind}, accelerator utilisation: stoker {run['utilisation']:.1%}." in told
