@@ -143,6 +143,9 @@ class ImageDecoder:
     # The batch's sample i stands at position `first` + i of epochs of `samples`; 0: no epochs.
     def decode(self, batch: Batch, first: int, samples: int) -> Images: ...
 
+# A JPEG whose shorter side has `side` pixels; None if it has no more of them: data/shrink.h.
+def shrink_jpeg(file: bytes, side: int, quality: int) -> bytes | None: ...
+
 class BatchReader:
     """Reads samples of several sources into batches: data/batch_reader.h. A source is its store,
     its table, and the type of its integers ("uint16"), which then come as int64, or None."""

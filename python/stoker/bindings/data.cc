@@ -24,6 +24,7 @@
 #include "handles.h"
 #include "stoker/data/batch_reader.h"
 #include "stoker/data/image_decoder.h"
+#include "stoker/data/shrink.h"
 
 namespace nb = nanobind;
 
@@ -329,6 +330,17 @@ PyImageDecoder::~PyImageDecoder() {
   }
 }
 
+std::optional<nb::bytes> shrink(const nb::bytes& file, uint32_t side, int quality) {
+  const std::span<const std::byte> bytes(static_cast<const std::byte*>(file.data()), file.size());
+  auto made = [&] {
+    const WithoutGil without;
+    return data::shrink_jpeg(bytes, side, quality);
+  }();
+  const auto smaller = unwrap(std::move(made));
+  if (!smaller) return std::nullopt;
+  return nb::bytes(smaller->data(), smaller->size());
+}
+
 struct PyImages {
   Future<data::ImagesPtr> future;
   StoreHandles stores;
@@ -478,6 +490,7 @@ void bind_data(nb::module_& module) {
           nb::arg("height"), nb::arg("width"), nb::arg("crop"), nb::arg("flip"),
           nb::arg("normalise").none(), nb::arg("seed"), nb::arg("threads"), nb::arg("spares"))
       .def("decode", &decode_images, nb::arg("batch"), nb::arg("first"), nb::arg("samples"));
+  module.def("shrink_jpeg", &shrink, nb::arg("file"), nb::arg("side"), nb::arg("quality"));
   nb::class_<PyBatchReader>(module, "BatchReader", "Reads samples of several sources into batches.")
       .def(
           "__init__",

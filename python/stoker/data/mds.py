@@ -11,6 +11,7 @@ import json
 import posixpath
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from hashlib import algorithms_available
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,52 @@ def shards(
     return found
 
 
+def packed_shards(
+    store: _core.Store, key: str, objects: dict[str, Any]
+) -> list[tuple[dict[str, Any], dict[str, Any], str]]:
+    """Of each shard that an index.json names: its raw form ("key", "bytes", "hashes" by the names
+    of hashlib), the object that it is made of, and that one's compression ("": it is the raw form).
+
+    Corruption, InvalidArgument and NotFound as in shards()."""
+    found = []
+    folder = key.removesuffix(INDEX)
+    for number, said in enumerate(_said(store, key, objects)):
+        try:
+            raw, zipped, packed = said["raw_data"], said.get("zip_data"), said.get("compression")
+            name, hashes = raw["basename"], dict(raw.get("hashes") or {})
+            source = (zipped or {}).get("basename", f"{name}.zstd") if packed else name
+            kind = packed.partition(":")[0] if packed else ""
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise Corruption(
+                f"{key} does not say what shard {number} is ({error}): fetch or write it anew"
+            ) from error
+        if not (_is_count(raw.get("bytes")) and _is_name(name) and _is_name(source)):
+            raise Corruption(f"{key} says of shard {number} what cannot be: fetch it anew")
+        if kind not in ("", "gz", "bz2", "br", "zstd"):
+            raise InvalidArgument(
+                f"{folder}{source} is compressed with {packed!r}, which is not unpacked here: "
+                "write the shards with zstd, gz, bz2 or br"
+            )
+        if folder + source not in objects:
+            if folder + name not in objects:
+                raise NotFound(
+                    f"{key} names '{folder}{source}', which is not in the store: fetch that shard"
+                )
+            source, kind = name, ""  # somebody unpacked it
+        known = {each: text for each, text in hashes.items() if each in algorithms_available}
+        about = {"key": folder + name, "bytes": raw["bytes"], "hashes": known}
+        found.append((about, objects[folder + source], kind))
+    return found
+
+
 def _named(store: _core.Store, key: str, objects: dict[str, Any]) -> list[dict[str, Any]]:
+    folder = key.removesuffix(INDEX)
+    said = _said(store, key, objects)
+    return [_shard(key, folder, number, each, objects) for number, each in enumerate(said)]
+
+
+def _said(store: _core.Store, key: str, objects: dict[str, Any]) -> list[Any]:
+    """What an index.json says of each shard, not yet judged."""
     size = objects[key]["bytes"]
     if size > _INDEX_MOST:
         raise Corruption(f"{key} has {size} bytes: that is no index of MDS shards")
@@ -103,8 +149,7 @@ def _named(store: _core.Store, key: str, objects: dict[str, Any]) -> list[dict[s
         raise Corruption(
             f"{key} is no index of MDS shards of version 2 ({error}): fetch or write it anew"
         ) from error
-    folder = key.removesuffix(INDEX)
-    return [_shard(key, folder, number, each, objects) for number, each in enumerate(named)]
+    return named
 
 
 def _shard(
@@ -136,7 +181,8 @@ def _shard(
             zipped = (said.get("zip_data") or {}).get("basename", f"{name}.zstd")
             raise InvalidArgument(
                 f"{folder}{zipped} is compressed ({packed}), so no sample can be read by itself: "
-                f"unpack it to '{key}', beside it; {index} stays as it is"
+                f"unpack it to '{key}', beside it ({index} stays as it is), or unpack all with "
+                "`stoker data build STORE OUT --unpack`"
             )
         raise NotFound(f"{index} names '{key}', which is not in the store: fetch that shard")
     if objects[key]["bytes"] != size:

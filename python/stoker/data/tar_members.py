@@ -51,7 +51,8 @@ def members(store: _core.Store, key: str, size: int) -> Iterator[Member]:
     """The samples of a tar file, in its order. Corruption: it is cut, or headers are damaged."""
     if key.endswith((".gz", ".tgz", ".zst", ".xz", ".bz2")):
         raise InvalidArgument(
-            f"{key} is compressed, so no sample can be read by itself: unpack it to a plain .tar"
+            f"{key} is compressed, so no sample can be read by itself: unpack it to a plain .tar, "
+            "or unpack all with `stoker data build STORE OUT --unpack`"
         )
     file = io.BufferedReader(_Reading(store, key, size), 128 << 10)
     sample: Member | None = None

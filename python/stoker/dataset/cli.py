@@ -21,10 +21,11 @@ from stoker.data.build import build as build_tokens
 from stoker.data.corpus import find_text_files
 from stoker.data.index import ARROW, KINDS, MDS, SAFETENSORS, TAR, WHOLE, Index, read
 from stoker.data.indexing import build
+from stoker.data.rebuild import rebuild, resizing, unpacking
 from stoker.data.stored import Stored, StoredSources
 from stoker.data.texts import Input, of_files, of_store
 from stoker.data.vocabulary import load_tokenizer
-from stoker.errors import InvalidArgument, StokerError
+from stoker.errors import InvalidArgument, NotFound, StokerError
 
 _DESCRIPTION = """\
 Data sets in stores. STORE is a folder, or a composition ("dir:/folder", "s3://bucket/prefix",
@@ -74,6 +75,9 @@ also with .gz), or a store ("dir:/folder", "s3://bucket/prefix"). Each text file
 and each row of Parquet is a document; a text file larger than a shard is cut at line ends. OUT is a
 folder or a store. The tokens are the same whatever the number of processes.
 
+With --resize, images of tar files or of a folder become smaller JPEGs in tar files. With --unpack,
+compressed tar files and MDS shards are written unpacked. Both take one IN.
+
 The same command goes on after it was killed: shards that are there are kept."""
 _BUILD_EPILOG = """\
 Example:
@@ -90,7 +94,7 @@ Exit status: 0 it was done; 1 it failed; 2 the command line is wrong."""
 def _add_build(commands) -> None:
     build = commands.add_parser(
         "build",
-        help="turn text, JSONL and Parquet into tokens",
+        help="turn texts into tokens, images into smaller ones; unpack compressed shards",
         description=_BUILD,
         epilog=_BUILD_EPILOG,
     )
@@ -106,6 +110,29 @@ def _add_build(commands) -> None:
         metavar="TOKENS",
         help="learn a byte-level BPE of so many tokens from the inputs (keeps their distinct words"
         " in memory)",
+    )
+    which.add_argument(
+        "--resize",
+        type=whole(1, 16384),
+        metavar="SIDE",
+        help="make tar files of images whose shorter side has so many pixels at most",
+    )
+    which.add_argument(
+        "--unpack", action="store_true", help="unpack compressed tar files and MDS shards"
+    )
+    build.add_argument(
+        "--quality",
+        type=whole(1, 100),
+        default=90,
+        metavar="Q",
+        help="of the JPEGs that --resize writes (default: 90)",
+    )
+    build.add_argument(
+        "--on-corrupt",
+        choices=("raise", "skip"),
+        default="raise",
+        help="what --resize does with an image that cannot be used: end with its name, or leave it "
+        "out and list it in build.json (default: raise)",
     )
     build.add_argument(
         "--column",
@@ -149,6 +176,8 @@ def _build(args) -> int:
     shard = _core.parse_bytes(args.shard)
     if not 4096 <= shard <= 1 << 40:
         raise InvalidArgument(f"--shard {args.shard}: a shard takes 4KiB to 1TiB of the inputs")
+    if args.unpack or args.resize:
+        return _rebuild(args, shard)
     inputs = _inputs(args.inputs, args.out)
     rule = Rule(
         column=args.column,
@@ -157,8 +186,7 @@ def _build(args) -> int:
         piece_bytes=shard,
         learn=args.learn or 0,
     )
-    quiet = lambda text: print(text, file=sys.stderr)  # noqa: E731
-    out = args.out if _STORE.match(args.out) else f"dir:{Path(args.out).resolve()}"
+    out = _composition(args.out)
     description = args.tokenizer and load_tokenizer(args.tokenizer).to_str(pretty=True)
     began = time.monotonic()
     with stoker.open_store(out, create=True) as store:
@@ -170,7 +198,7 @@ def _build(args) -> int:
             store,
             rule,
             args.processes,
-            quiet,
+            _quiet,
             args.restart,
         )
     seconds = time.monotonic() - began
@@ -181,21 +209,77 @@ def _build(args) -> int:
     return 0
 
 
+def _quiet(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _composition(given: str) -> str:
+    return given if _STORE.match(given) else f"dir:{Path(given).resolve()}"
+
+
+def _rebuild(args, shard: int) -> int:
+    """--unpack and --resize: one store to another."""
+    if len(args.inputs) > 1:
+        raise InvalidArgument(
+            "--unpack and --resize take one IN: build each into an OUT of its own"
+        )
+    source, out = _composition(args.inputs[0]), _composition(args.out)
+    if source.startswith("dir:") and not Path(source[4:]).is_dir():
+        raise NotFound(f"there is no folder {args.inputs[0]}")
+    _check_apart(args.inputs, args.out)
+    began = time.monotonic()
+    with stoker.open_store(source, read_only=True) as store:
+        job = (
+            unpacking(store)
+            if args.unpack
+            else resizing(store, args.resize, args.quality, shard, args.on_corrupt)
+        )
+        with stoker.open_store(out, create=True) as target:
+            about, built = rebuild(job, target, args.processes, _quiet, args.restart)
+    if args.json:
+        print(json.dumps({"built": built, "seconds": time.monotonic() - began, "index": about}))
+    else:
+        say(_rebuilt(about, args.out, built, time.monotonic() - began))
+    return 0
+
+
+def _rebuilt(about: dict, out: str, built: bool, seconds: float) -> str:
+    objects = about["objects"]
+    before = _core.human_bytes(sum(each["bytes"] for each in about["inputs"]))
+    after = _core.human_bytes(sum(each["bytes"] for each in objects))
+    told = f"{out}: {len(objects)} objects, {after} of {before}"
+    if "resize" in about["options"]:
+        skipped = sum(len(each["skipped"]) for each in objects)
+        told += (
+            f", {sum(each['samples'] for each in objects):,} samples, "
+            f"{sum(each['smaller'] for each in objects):,} made smaller"
+            + (f", {skipped:,} left out (build.json names them)" if skipped else "")
+        )
+    return told + (f", in {seconds:.1f} s" if built else "; they were there already")
+
+
 def _inputs(given: list[str], out: str) -> list[Input]:
     stores = [each for each in given if _STORE.match(each)]
     paths = [each for each in given if not _STORE.match(each)]
     inputs = of_files(find_text_files(paths)) if paths else []
     for composition in stores:
         inputs += of_store(composition)
+    _check_apart(given, out)
+    return inputs
+
+
+def _check_apart(given: list[str], out: str) -> None:
+    """OUT lies in no IN."""
+    stores = [each for each in given if _STORE.match(each)]
+    paths = [each for each in given if not _STORE.match(each)]
     target = Path(out.removeprefix("dir:")).resolve() if not out.startswith("s3:") else None
     for each in [*paths, *(each[4:] for each in stores if each.startswith("dir:"))]:
         folder = Path(each).resolve()
         if target is not None and (target == folder or folder in target.parents):
             raise InvalidArgument(
-                f"OUT {out} lies in IN {each}: the next build would take it for text; "
+                f"OUT {out} lies in IN {each}: the next build would take it for an input; "
                 "choose an OUT beside it"
             )
-    return inputs
 
 
 def _told(done: Built, out: str, seconds: float) -> str:

@@ -331,4 +331,12 @@ Status decode_jpeg(std::span<const std::byte> file, const JpegOptions& options, 
   return {};
 }
 
+Result<ImageSize> jpeg_size(std::span<const std::byte> file) {
+  if (!is_jpeg(file))
+    return make_error(Code::corruption, "it does not begin as a JPEG does", kWhere);
+  Decoder decoder;
+  if (!read_header(decoder, file)) return damaged(decoder);
+  return ImageSize{decoder.info.image_width, decoder.info.image_height};
+}
+
 }  // namespace stoker::data

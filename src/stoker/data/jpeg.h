@@ -66,4 +66,11 @@ bool is_jpeg(std::span<const std::byte> file);
 Status decode_jpeg(std::span<const std::byte> file, const JpegOptions& options, uint64_t epoch,
                    uint64_t sample, std::byte* into);
 
+struct ImageSize {
+  uint32_t width = 0, height = 0;
+};
+
+// What the header of a file says. corruption: it has none.
+Result<ImageSize> jpeg_size(std::span<const std::byte> file);
+
 }  // namespace stoker::data

@@ -11,6 +11,7 @@
 #include <jpeglib.h>
 
 #include "stoker/data/resize.h"
+#include "stoker/data/shrink.h"
 
 namespace stoker::data {
 namespace {
@@ -128,6 +129,32 @@ TEST(Jpeg, AFileOfCountlessScansIsRefused) {
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, Code::corruption);
   EXPECT_NE(done.error().what.find("more than 100 scans"), std::string::npos) << done.error().what;
+}
+
+TEST(Shrink, TheShorterSideIsWhatWasAskedForAndTheBytesAreTheSame) {
+  const std::vector<std::byte> file = encoded();
+  const auto made = shrink_jpeg(file, 16, 90);
+  ASSERT_TRUE(made && *made);
+  const auto size = jpeg_size(**made);
+  ASSERT_TRUE(size);
+  EXPECT_EQ(size->width, 16U);
+  EXPECT_EQ(size->height, 16U);
+  EXPECT_EQ(**made, **shrink_jpeg(file, 16, 90));
+  const JpegOptions whole = options(Crop::whole);
+  std::vector<std::byte> into(whole.bytes());
+  ASSERT_TRUE(decode_jpeg(**made, whole, 0, 0, into.data()));
+  EXPECT_EQ(into.front(), std::byte{99});
+}
+
+TEST(Shrink, WhatIsSmallStaysAndDamageIsTold) {
+  std::vector<std::byte> file = encoded();
+  const auto kept = shrink_jpeg(file, 64, 90);
+  ASSERT_TRUE(kept);
+  EXPECT_FALSE(*kept);
+  EXPECT_EQ(shrink_jpeg(file, 0, 90).error().code, Code::invalid_argument);
+  EXPECT_EQ(shrink_jpeg(file, 16, 101).error().code, Code::invalid_argument);
+  file.resize(file.size() / 2);
+  EXPECT_EQ(shrink_jpeg(file, 16, 90).error().code, Code::corruption);
 }
 
 TEST(Resize, WeightsSumUpToOneInsideTheLine) {
