@@ -5,17 +5,19 @@ It serves one bucket, "bucket", from memory, and checks every signature and ever
 It serves the same on 127.0.0.1, 127.0.0.2 and 127.0.0.3.
 
 - `POST /_control` takes {"faults": [...], "conditions": bool, "skew": seconds, "tokens": [...],
-  "page": keys, "checksums": bool (parts of uploads have a CRC32C), "clear": bool}.
+  "page": keys, "checksums": bool (parts of uploads have a CRC32C), "etags": bool (GET names one),
+  "clear": bool}.
 - `POST /_fill` takes {"prefix", "count"} and makes empty objects.
 - `GET /_log` answers with all requests that were answered since then, as [method, path with query,
   status, address, host, region].
 - `GET /_seen` answers with {"arrived": requests, "peak": at once, "checked": parts whose CRC32C was
   right}.
 
-A fault is {"kind", "method", "match" (a part of path and query), "times"}. Kinds: slow (seconds
-before it is done), status (status, code, headers), close (before it is done), close_after (when it
+A fault is {"kind", "method", "match" (a part of path and query), "times"}; a status also
+{"signed": "host" or "region" that the request is for}. Kinds: slow (seconds
+before it is done), status (status, code or body, headers), close (before it is done), close_after (when it
 is done), stall and stall_in_body (seconds), truncate (bytes), wrong_range, late_error (200 with an
-error), page_loop, blank and blank_before (200 that says nothing), replace and vanish (what becomes
+error), lost_part (of an upload), page_loop, blank and blank_before (200 that says nothing), replace and vanish (what becomes
 of the object behind this answer), wrong_bytes (the body of a PUT is damaged on its way).
 """
 
@@ -60,6 +62,7 @@ class World:
         self.tokens = control.get("tokens")  # session tokens that are good; None: any
         self.page = control.get("page", 1000)
         self.checksums = control.get("checksums", False)
+        self.etags = control.get("etags", True)
         # Lifetimes in seconds of the credentials that the metadata services name, one after
         # another.
         self.lifetimes = list(control.get("lifetimes", []))
@@ -70,7 +73,9 @@ class World:
             self.objects.clear()
             self.uploads.clear()
 
-    def fault(self, method: str, path: str, kinds: set[str]) -> dict | None:
+    def fault(
+        self, method: str, path: str, kinds: set[str], signed: tuple[str, ...] = ()
+    ) -> dict | None:
         with self.lock:
             for fault in self.faults:
                 if (
@@ -78,6 +83,7 @@ class World:
                     and fault.get("method", method) == method
                     and fault.get("match", "") in path
                     and fault.get("times", 1) > 0
+                    and ("signed" not in fault or fault["signed"] in signed)
                 ):
                     fault["times"] = fault.get("times", 1) - 1
                     return fault
@@ -177,9 +183,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def note(self, status: int) -> None:
         address = self.connection.getsockname()[0]
-        region = (self.headers.get("Authorization", "") + "///").split("/")[2]
         host = self.headers["Host"]
-        WORLD.log.append((self.command, self.path, status, address, host, region))
+        WORLD.log.append((self.command, self.path, status, address, host, self.region()))
+
+    def region(self) -> str:
+        return (self.headers.get("Authorization", "") + "///").split("/")[2]
 
     def gone(self) -> None:
         self.close_connection = True
@@ -365,11 +373,13 @@ class Handler(BaseHTTPRequestHandler):
             self.note(0)
             self.gone()
             return
-        if fault := WORLD.fault(self.command, self.path, {"status"}):
+        signed = (self.headers["Host"], self.region())
+        if fault := WORLD.fault(self.command, self.path, {"status"}, signed):
             if fault.get("code"):
                 self.error(fault["status"], fault["code"])
             else:
-                self.answer(fault["status"], b"a proxy's own page", fault.get("headers"))
+                page = fault.get("body", "a proxy's own page").encode()
+                self.answer(fault["status"], page, fault.get("headers"))
             return
         if body and WORLD.fault(self.command, self.path, {"wrong_bytes"}):
             body = bytes([body[0] ^ 1]) + body[1:]
@@ -413,7 +423,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("If-Match", etag) != etag:
             self.error(412, "PreconditionFailed")
             return
-        headers = {"ETag": etag, **meta}
+        headers = {"ETag": etag, **meta} if WORLD.etags else {}
         status, first, last = 200, 0, len(data) - 1
         if wanted := self.headers.get("Range"):
             first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
@@ -543,10 +553,14 @@ class Handler(BaseHTTPRequestHandler):
         if WORLD.fault("POST", self.path, {"late_error"}):
             self.xml("<Error><Code>InternalError</Code><Message>late</Message></Error>")
             return
+        if WORLD.fault("POST", self.path, {"lost_part"}):
+            numbers.pop()
         del WORLD.uploads[args["uploadId"]]
         whole = b"".join(parts[n][0] for n in numbers)
-        WORLD.objects[key] = (whole, f'"{hashlib.md5(whole).hexdigest()}-{len(parts)}"', meta)
-        self.xml("<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
+        tag = f"{hashlib.md5(whole).hexdigest()}-{len(numbers)}"
+        WORLD.objects[key] = (whole, f'"{tag}"', meta)
+        tag = f"<ETag>&quot;{tag}&quot;</ETag>"
+        self.xml(f"<CompleteMultipartUploadResult>{tag}</CompleteMultipartUploadResult>")
 
     def on_DELETE(self, key: str, args: dict[str, str], _body: bytes) -> None:
         if "uploadId" in args:

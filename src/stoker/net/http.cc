@@ -361,6 +361,7 @@ class Http::Impl {
     answer.outcome = call.too_long                   ? Outcome::wrong
                      : nothing_sent(code, call.easy) ? Outcome::unsent
                                                      : Outcome::lost;
+    answer.untrusted = code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE;
     answer.why = call.too_long           ? "the answer is longer than what was asked for"
                  : call.error[0] != '\0' ? call.error
                                          : curl_easy_strerror(code);

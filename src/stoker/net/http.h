@@ -47,11 +47,12 @@ struct HttpAnswer {
     cancelled,
   };
   Outcome outcome = Outcome::lost;
-  int status = 0;         // 0: none came
-  Headers headers = {};   // names in lower case
-  std::string body = {};  // of an answer that did not go `into`, its first 16 MiB
-  size_t landed = 0;      // bytes that are in `into`, from its start
-  std::string why = {};   // of what was not answered: the library's sentence, without the URL
+  int status = 0;          // 0: none came
+  Headers headers = {};    // names in lower case
+  std::string body = {};   // of an answer that did not go `into`, its first 16 MiB
+  size_t landed = 0;       // bytes that are in `into`, from its start
+  std::string why = {};    // of what was not answered: the library's sentence, without the URL
+  bool untrusted = false;  // unsent, as the server's certificate is not to be trusted
 
   std::string_view header(std::string_view name) const;  // empty if it has none
 };

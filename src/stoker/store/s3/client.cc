@@ -29,6 +29,8 @@ constexpr uint64_t kHedgeFactor = 2;
 constexpr double kHedgeShare = 0.02, kHedgesMax = 8;  // of all requests; at once
 constexpr int64_t kRefreshBefore_s = 300;             // AWS has the next ones ready by then
 constexpr int64_t kRefreshPause_s = 10;               // between two looks
+constexpr uint64_t kQuiet_ns = 1'500'000'000;         // of a wait that is not told of yet
+constexpr uint64_t kTellPause_ns = 30'000'000'000;    // between two that are
 constexpr int kTurnsMax = 3;                          // redirects, clocks and refreshes of one try
 
 using Verdict = Reply::Verdict;
@@ -65,13 +67,20 @@ bool is_blank(std::string_view text) {
 
 }  // namespace
 
+// Of others that were signed for the same, one may have put it right meanwhile.
+struct Client::Signed {
+  std::string host, region;
+  std::string by;  // the credentials' name
+  int64_t skew_s = 0;
+};
+
 struct Client::Try {
   std::shared_ptr<const Command> command;
   uint64_t delay_ms = 0;
   Done done;
   int turns = 0;
   std::string sha256;
-  std::string signed_by;  // the credentials' name
+  std::optional<Signed> was;  // of the first request of this turn
 };
 
 // The request has lane 0, the one beside it lane 1. Callbacks run on the thread of the Http.
@@ -107,10 +116,13 @@ Result<std::unique_ptr<Client>> Client::make(const Location& location) {
     STOKER_ASSIGN(target.credentials, find_credentials());
   }
   const bool china = target.region.starts_with("cn-");
-  STOKER_ASSIGN(target.endpoint, parse_endpoint(!location.endpoint.empty()
-                                                    ? location.endpoint
-                                                    : "https://s3." + target.region +
-                                                          ".amazonaws.com" + (china ? ".cn" : "")));
+  const std::string named = location.endpoint.empty() ? find_endpoint() : location.endpoint;
+  auto endpoint = parse_endpoint(!named.empty() ? named
+                                                : "https://s3." + target.region + ".amazonaws.com" +
+                                                      (china ? ".cn" : ""));
+  if (!endpoint)
+    return endpoint.error().with("the endpoint '" + named + "' that the environment names");
+  target.endpoint = std::move(*endpoint);
   const bool dotted = location.bucket.find('.') != std::string::npos;  // no certificate is for it
   target.host_style = location.style == Style::host || (location.style == Style::chosen &&
                                                         is_amazon(target.endpoint.host) && !dotted);
@@ -153,6 +165,7 @@ void Client::launch(std::shared_ptr<Try> each) {
 
 void Client::begin(const std::shared_ptr<Try>& each) {
   const uint64_t delay_ms = std::exchange(each->delay_ms, 0);
+  each->was.reset();
   if (!each->command->hedged) {
     net::HttpRequest request = sign(*each);
     request.delay_ms = delay_ms;
@@ -258,8 +271,9 @@ net::HttpRequest Client::sign(Try& each) {
     std::lock_guard lock(mutex_);
     target = target_;
     now = static_cast<int64_t>(std::time(nullptr)) + skew_s_;
+    if (!each.was)
+      each.was = {target.endpoint.host, target.region, name_of(target.credentials), skew_s_};
   }
-  each.signed_by = name_of(target.credentials);
   ToSign signed_request{command.method, "/", command.query, command.headers, each.sha256};
   std::string host = target.endpoint.host;
   if (target.host_style) {
@@ -305,7 +319,7 @@ void Client::came(const std::shared_ptr<Try>& each, net::HttpAnswer answer) {
     each->turns = kTurnsMax;
     // Elsewhere: a metadata service takes its time, and other requests go on here meanwhile.
     finder_.run([this, each, reply = std::move(reply)]() mutable {
-      const bool fresh = renew(each->signed_by);
+      const bool fresh = renew(each->was->by);
       http_->after(0, [this, each, fresh, reply = std::move(reply)]() mutable {
         if (fresh)
           begin(each);
@@ -344,20 +358,21 @@ bool Client::see_to(Try& each, const Reply& reply) {
   if (status == 301 || status == 302 || status == 307 || status == 308 ||
       (status == 400 && (bare || reply.code == "AuthorizationHeaderMalformed"))) {
     ++each.turns;
-    if (redirect(reply.answer)) return true;
+    if (redirect(*each.was, reply)) return true;
     if (!bare) return false;
   }
   if (reply.code == "RequestTimeTooSkewed" || bare) {
     const time_t theirs = curl_getdate(std::string(reply.answer.header("date")).c_str(), nullptr);
     const auto skew = static_cast<int64_t>(theirs) - static_cast<int64_t>(std::time(nullptr));
     std::lock_guard lock(mutex_);
-    if (theirs != -1 && std::abs(skew - skew_s_) >= 60) {
+    if (theirs == -1 || std::abs(skew - each.was->skew_s) < 60) return false;
+    if (std::abs(skew - skew_s_) >= 60) {
       log().warn("the clock of {} is {} s from ours: requests are signed by it",
                  target_.endpoint.host, skew);
       skew_s_ = skew;
-      ++each.turns;
-      return true;
     }
+    ++each.turns;
+    return true;
   }
   return false;
 }
@@ -385,17 +400,19 @@ bool Client::renew(const std::string& name) {
 }
 
 // To another region, or another host that may have our signature and token.
-bool Client::redirect(const net::HttpAnswer& answer) {
+bool Client::redirect(const Signed& from, const Reply& reply) {
   std::lock_guard lock(mutex_);
-  const std::string region(answer.header("x-amz-bucket-region"));
-  if (!region.empty() && region != target_.region) {
+  if (from.host != target_.endpoint.host || from.region != target_.region) return true;
+  std::string region(reply.answer.header("x-amz-bucket-region"));
+  if (region.empty()) region = reply.region;
+  if (is_region(region) && region != target_.region) {
     const std::string old = "s3." + target_.region + ".";
     if (target_.endpoint.host.starts_with(old) && is_amazon(target_.endpoint.host))
       target_.endpoint.host = "s3." + region + target_.endpoint.host.substr(old.size() - 1);
     target_.region = region;
     return true;
   }
-  std::string location(answer.header("location"));
+  std::string location(reply.answer.header("location"));
   const size_t scheme = location.find("://");
   if (scheme == std::string::npos) return false;
   location.resize(std::min(location.size(), location.find_first_of("/?", scheme + 3)));
@@ -403,11 +420,8 @@ bool Client::redirect(const net::HttpAnswer& answer) {
   if (!to || (target_.endpoint.tls && !to->tls)) return false;
   if (target_.host_style && to->host.starts_with(location_.bucket + "."))
     to->host.erase(0, location_.bucket.size() + 1);
-  const auto name = [](const std::string& host) { return host.substr(0, host.find(':')); };
-  const std::string old = name(target_.endpoint.host), fresh = name(to->host);
-  const bool ours =
-      fresh == old || fresh.ends_with("." + old) || (is_amazon(old) && is_amazon(fresh));
-  if (!ours || to->host == target_.endpoint.host) return false;
+  if (!is_same_party(target_.endpoint.host, to->host) || to->host == target_.endpoint.host)
+    return false;
   target_.endpoint = *to;
   return true;
 }
@@ -421,13 +435,15 @@ Reply Client::judge(const Command& command, net::HttpAnswer answer) const {
   if (got.status >= 200 && xml && xml->name == "Error") {
     reply.code = tidy(xml->text_of("Code"));
     message = tidy(xml->text_of("Message"));
-  } else if (got.status >= 200 && got.status < 300 && command.tells &&
-             (!xml || xml->name.empty())) {
+    reply.region = xml->text_of("Region");
+  } else if (got.status >= 200 && got.status < 300 &&
+             ((!command.tells.empty() && (!xml || xml->name != command.tells)) ||
+              (command.tagged && got.header("etag").empty()))) {
     reply.code = "an answer that does not say what came of it";
   }
   switch (got.outcome) {
     case Outcome::unsent:
-      reply.verdict = Verdict::later;
+      reply.verdict = got.untrusted ? Verdict::refused : Verdict::later;
       break;
     case Outcome::lost:
     case Outcome::wrong:
@@ -460,6 +476,12 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
                                         : code + (message.empty() ? "" : ": " + message);
   if (answer.outcome == Outcome::cancelled)
     return make_error(Code::cancelled, "the request for " + what + " was cancelled", kWhere);
+  if (answer.untrusted)
+    return make_error(Code::io,
+                      what + ": no answer, as its certificate is not trusted (" + tidy(answer.why) +
+                          "); look whether endpoint= is right, or name the file of its authority "
+                          "by ca=",
+                      kWhere);
   if (answer.outcome != Outcome::answered)
     return make_error(Code::io, what + ": no answer (" + tidy(answer.why) + ")", kWhere);
   if (code == "NoSuchBucket") return make_error(Code::not_found, "there is no " + where_, kWhere);
@@ -542,6 +564,7 @@ void Client::next_of(const std::shared_ptr<Sending>& sending, uint64_t delay_ms)
     const uint64_t now = Clock::real().now_ns();
     if (sending->until_ns == 0) sending->until_ns = now + patience_ns();
     if (again && now + pause * 1'000'000 < sending->until_ns) {
+      tell_of_wait(*reply.error, sending->until_ns);
       next_of(sending, pause);
       return;
     }
@@ -550,6 +573,18 @@ void Client::next_of(const std::shared_ptr<Sending>& sending, uint64_t delay_ms)
           reply.error->with("given up after " + std::to_string(sending->tries) + " tries");
     sending->done(std::move(reply));
   });
+}
+
+void Client::tell_of_wait(const Error& why, uint64_t until_ns) {
+  const uint64_t now = Clock::real().now_ns();
+  if (now + patience_ns() < until_ns + kQuiet_ns || now > until_ns) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (told_at_ns_ != 0 && now - told_at_ns_ < kTellPause_ns) return;
+    told_at_ns_ = now;
+  }
+  log().warn("{}; trying again, for {} s more at most (patience=)", why.message(),
+             (until_ns - now) / 1'000'000'000);
 }
 
 Future<Reply> Client::send(Command command) {

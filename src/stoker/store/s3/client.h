@@ -39,8 +39,11 @@ struct Command {
   // Of a request that brings nothing for longer than is usual: another beside it, and the first to
   // bring a byte has `into`. For requests that change nothing.
   bool hedged = false;
-  // A 2xx answer says only in its body whether it was done: one without is no answer.
-  bool tells = false;
+  // The element that a 2xx answer is, where its body tells whether it was done: another is no
+  // answer.
+  std::string_view tells = {};
+  // A 2xx answer without an ETag is none.
+  bool tagged = false;
 };
 
 // What a try came to.
@@ -54,6 +57,7 @@ struct Reply {
   Verdict verdict = Verdict::lost;
   net::HttpAnswer answer;
   std::string code;                  // S3's, of an answer that has one
+  std::string region;                // where the error says that the bucket is
   std::optional<Error> error;        // unless ok
   std::optional<Error> lost_before;  // why an earlier try of the same command was lost
 };
@@ -75,6 +79,8 @@ class Client {
   bool here() const { return http_->here(); }  // the calling thread is the one that completes
   uint64_t pause_ms(int tries);                // before the next one: grows, drawn at random
   uint64_t patience_ns() const { return location_.patience_s * 1'000'000'000; }
+  // Of what is tried again until then: tells of it once in a while, lest it looks like a hang.
+  void tell_of_wait(const Error& why, uint64_t until_ns);
   const std::string& where() const {
     return where_;
   }                                  // "bucket 'b' at https://host", for sentences
@@ -84,7 +90,8 @@ class Client {
  private:
   struct Sending;  // of send()
   struct Try;
-  struct Race;  // of a request and the one beside it
+  struct Signed;  // for what a try was signed
+  struct Race;    // of a request and the one beside it
   // Where requests go, and by what they are signed; changed by redirects and refreshes.
   struct Target {
     Endpoint endpoint;
@@ -108,7 +115,7 @@ class Client {
   bool see_to(Try& each, const Reply& reply);
   bool may_have_expired(const Try& each, const Reply& reply) const;
   bool renew(const std::string& name);
-  bool redirect(const net::HttpAnswer& answer);
+  bool redirect(const Signed& from, const Reply& reply);
   Reply judge(const Command& command, net::HttpAnswer answer) const;
   Error error_of(const Command& command, const net::HttpAnswer& answer, const std::string& code,
                  const std::string& message) const;
@@ -125,7 +132,8 @@ class Client {
   int64_t refresh_at_s_ = 0;  // not before
   double window_ = 16;        // requests in flight
   size_t active_ = 0;
-  uint64_t cut_at_ns_ = 0;  // when the window was last made smaller
+  uint64_t cut_at_ns_ = 0;   // when the window was last made smaller
+  uint64_t told_at_ns_ = 0;  // when the last wait was told of
   std::deque<std::shared_ptr<Try>> queued_;
   // Of the last requests that could be hedged, from the start to the first byte.
   std::vector<uint64_t> waits_ns_;

@@ -31,6 +31,8 @@ std::string file_path(const char* variable, const char* below_home) {
   return !named.empty() ? named : home.empty() ? std::string() : home + below_home;
 }
 
+std::string config_path() { return file_path("AWS_CONFIG_FILE", "/.aws/config"); }
+
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string text(kFileMax, '\0');
@@ -150,6 +152,10 @@ Credentials credentials_in(std::string_view file, std::string_view profile) {
           0};
 }
 
+std::string endpoint_in(std::string_view file, std::string_view profile) {
+  return section(file, profile)["endpoint_url"];
+}
+
 std::string region_in(std::string_view file, std::string_view profile) {
   return section(file, profile)["region"];
 }
@@ -162,6 +168,8 @@ Result<Credentials> find_credentials() {
   const std::string profile = profile_name();
   found = credentials_in(read_file(path), profile);
   if (!found.anonymous()) return found;
+  found = credentials_in(read_file(config_path()), profile);
+  if (!found.anonymous()) return found;
   found = credentials_of_container();
   if (found.anonymous()) found = credentials_of_instance();
   if (!found.anonymous()) return found;
@@ -169,7 +177,7 @@ Result<Credentials> find_credentials() {
       Code::not_found,
       "there are no credentials for S3: neither AWS_ACCESS_KEY_ID and "
       "AWS_SECRET_ACCESS_KEY are set, nor has '" +
-          path + "' a profile '" + profile +
+          path + "' or '" + config_path() + "' a profile '" + profile +
           "' with both, nor does the metadata of a container or an instance name any; for a "
           "public bucket write ?anon=1",
       "store/s3/credentials");
@@ -185,9 +193,16 @@ std::string find_region() {
   for (const char* name : {"AWS_REGION", "AWS_DEFAULT_REGION"}) {
     if (std::string region = environment(name); !region.empty()) return region;
   }
-  const std::string region =
-      region_in(read_file(file_path("AWS_CONFIG_FILE", "/.aws/config")), profile_name());
+  const std::string region = region_in(read_file(config_path()), profile_name());
   return region.empty() ? "us-east-1" : region;
+}
+
+std::string find_endpoint() {
+  if (environment("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") == "true") return {};
+  for (const char* name : {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) {
+    if (std::string url = environment(name); !url.empty()) return url;
+  }
+  return endpoint_in(read_file(config_path()), profile_name());
 }
 
 }  // namespace stoker::s3

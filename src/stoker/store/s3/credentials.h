@@ -10,13 +10,17 @@
 
 namespace stoker::s3 {
 
-// From the environment, else from the shared files' profile, else from the metadata service of the
-// container or the instance, for which it waits. Looks anew each time: what was there may have
-// expired. not_found, saying where it looked, if there is nothing.
+// From the environment, else from the shared files' profile (credentials, then config), else from
+// the metadata service of the container or the instance, for which it waits. Looks anew each time:
+// what was there may have expired. not_found, saying where it looked, if there is nothing.
 Result<Credentials> find_credentials();
 
 // From the environment, else from the profile in the shared config file, else us-east-1.
 std::string find_region();
+
+// From the environment, else from the profile in the shared config file; empty if neither names
+// one.
+std::string find_endpoint();
 
 // Where the user's programs keep what outlives them; empty if the environment names none.
 std::string find_state_folder();
@@ -25,5 +29,6 @@ std::string find_state_folder();
 // none.
 Credentials credentials_in(std::string_view file, std::string_view profile);
 std::string region_in(std::string_view file, std::string_view profile);
+std::string endpoint_in(std::string_view file, std::string_view profile);
 
 }  // namespace stoker::s3

@@ -52,7 +52,7 @@ Status set_option(const std::string& composition, Location& location, std::strin
       return bad(composition, parsed.error().what);
     location.endpoint = value;
   } else if (name == "region") {
-    if (!is_word(value, "-_.")) return bad(composition, "'" + value + "' is no region");
+    if (!is_region(value)) return bad(composition, "'" + value + "' is no region");
     location.region = value;
   } else if (name == "style") {
     if (value != "path" && value != "host") return bad(composition, "style is path or host");
@@ -106,6 +106,18 @@ Result<Endpoint> parse_endpoint(const std::string& url) {
 
 bool is_amazon(const std::string& host) {
   return host.ends_with(".amazonaws.com") || host.ends_with(".amazonaws.com.cn");
+}
+
+bool is_region(std::string_view name) { return is_word(name, "-_."); }
+
+bool is_same_party(const std::string& from, const std::string& to) {
+  // Without the port; the colons of an IPv6 address stand in brackets.
+  const auto name = [](const std::string& host) {
+    const size_t colon = host.find(':', host.starts_with('[') ? host.find(']') : 0);
+    return host.substr(0, colon);
+  };
+  const std::string old = name(from), fresh = name(to);
+  return fresh == old || fresh.ends_with("." + old) || (is_amazon(old) && is_amazon(fresh));
 }
 
 std::string Location::composition() const {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "stoker/base/result.h"
 
@@ -35,6 +36,10 @@ Result<Endpoint> parse_endpoint(const std::string& url);
 
 // Amazon's own servers.
 bool is_amazon(const std::string& host);
+bool is_region(std::string_view name);
+// Whether what is meant for the host `from` may go to the host `to`, ports aside: it is the same, a
+// part of it, or both are Amazon's.
+bool is_same_party(const std::string& from, const std::string& to);
 
 // invalid_argument unless it can be a key below the prefix.
 Status check_key(const Location& location, std::string_view key);

@@ -87,8 +87,9 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
       if (reply.answer.status == 416) return end(too_short());
       return end(*reply.error);
     }
-    // It goes on where it was cut, if what came was of our object and in its place.
-    if (headed && of_us) {
+    // It goes on where it was cut, if what came was of our object and in its place. Without an ETag
+    // the rest may be another's, so it begins anew.
+    if (headed && of_us && !reply.answer.header("etag").empty()) {
       rest.at += reply.answer.landed;
       rest.bytes -= reply.answer.landed;
       if (reply.answer.landed >= kProgressBytes) rest.tries = 0, rest.until_ns = 0;
@@ -106,6 +107,7 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
     if (rest.until_ns == 0) rest.until_ns = now + store_.client_->patience_ns();
     if (now + pause * 1'000'000 >= rest.until_ns)
       return end(why.with("given up after " + std::to_string(rest.tries) + " tries"));
+    store_.client_->tell_of_wait(why, rest.until_ns);
     fetch(rest, pause);
   }
 

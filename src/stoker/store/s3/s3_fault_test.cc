@@ -346,6 +346,54 @@ TEST_F(S3Fault, AnAnswerThatDoesNotSayIsNoSuccess) {
   EXPECT_EQ(code_of(store_->copy("from", "to")), Code::in_doubt);
 }
 
+TEST_F(S3Fault, AnUploadThatLostAPartIsAnError) {
+  server_->fault({{"kind", "lost_part"}, {"method", "POST"}});
+  const Status made = put("object", pattern(40 * kMiB, 1));
+  ASSERT_EQ(code_of(made), Code::corruption);
+  EXPECT_NE(made.error().message().find("of 2 parts, but was sent 3"), std::string::npos);
+}
+
+// Whoever answers 200 to everything, a proxy's page for one, has stored nothing and lists nothing.
+TEST_F(S3Fault, APageOfAProxyIsNoAnswer) {
+  const std::string page = "<html><body>please log in</body></html>";
+  const auto fault = [&](const char* method, const char* match) {
+    server_->fault({{"kind", "status"},
+                    {"method", method},
+                    {"match", match},
+                    {"status", 200},
+                    {"body", page},
+                    {"times", 1}});
+  };
+  fault("PUT", "");
+  EXPECT_EQ(code_of(put("object", pattern(1000, 1))), Code::in_doubt);
+  EXPECT_EQ(server_->count("PUT", "object"), 1U);
+  fault("POST", "uploadId=");
+  EXPECT_EQ(code_of(put("object", pattern(17 * kMiB, 1))), Code::in_doubt);
+  EXPECT_EQ(code_of(store_->stat("object")), Code::not_found);
+  ASSERT_OK(put("there", pattern(10, 1)));
+  fault("GET", "list-type");
+  const auto listed = store_->list("");
+  ASSERT_FALSE(listed) << "not an empty bucket";
+  EXPECT_NE(listed.error().message().find("is no S3 server"), std::string::npos)
+      << listed.error().message();
+  fault("GET", "list-type");
+  const auto opened = open_s3_store(server_->store(), runtime_->runtime(), {});
+  ASSERT_FALSE(opened);
+  EXPECT_NE(opened.error().message().find("endpoint="), std::string::npos);
+}
+
+// Nothing tells the rest of it from that of another object of the same length.
+TEST_F(S3Fault, ACutReadWithoutAnETagBeginsAnew) {
+  const Bytes bytes = pattern(1 * kMiB, 2);
+  ASSERT_OK(put("object", bytes));
+  server_->control({{"etags", false},
+                    {"faults", Json::array({{{"kind", "truncate"}, {"bytes", 300'000}},
+                                            {{"kind", "replace"}, {"method", "GET"}}})}});
+  Bytes into(bytes.size());
+  EXPECT_OK(read("object", into));
+  EXPECT_EQ(into, Bytes(bytes.size())) << "all of the new one, nothing of the old one";
+}
+
 // Patience is for what does not go on; a long read is no reason to lose it.
 TEST_F(S3Fault, PatienceBeginsWithTheFailure) {
   const Bytes bytes = pattern(1 * kMiB, 2);
@@ -592,6 +640,30 @@ TEST_F(S3Fault, AListingThatNeverEndsIsCutOff) {
   EXPECT_EQ(store_->list("")->size(), 5U);
 }
 
+TEST_F(S3Fault, TheEnvironmentMayNameTheEndpointAndAFileTheCredentials) {
+  ASSERT_OK(put("object", pattern(1000, 1)));
+  const std::filesystem::path config = server_->uploads().parent_path() / "config";
+  std::filesystem::create_directories(config.parent_path());
+  std::ofstream(config) << "[profile other]\naws_access_key_id=AKIDTEST\n"
+                           "aws_secret_access_key=secret/of+the=test\n";
+  unsetenv("AWS_ACCESS_KEY_ID");
+  setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null", 1);
+  setenv("AWS_CONFIG_FILE", config.c_str(), 1);
+  setenv("AWS_PROFILE", "other", 1);
+  setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1", 1);
+  setenv("AWS_ENDPOINT_URL_S3", server_->endpoint().c_str(), 1);
+  const auto opened = open_s3_store("s3://bucket/some/prefix?patience=0", runtime_->runtime(), {});
+  setenv("AWS_ENDPOINT_URL_S3", "http://host/path", 1);
+  const auto bad = open_s3_store("s3://bucket?patience=0", runtime_->runtime(), {});
+  for (const char* name : {"AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_PROFILE",
+                           "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
+    unsetenv(name);
+  setenv("AWS_ACCESS_KEY_ID", "AKIDTEST", 1);
+  ASSERT_OK(opened);
+  EXPECT_EQ(read_all(**opened, "object"), pattern(1000, 1));
+  EXPECT_EQ(code_of(bad), Code::invalid_argument);
+}
+
 class LastLine final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   std::string line;
@@ -604,6 +676,18 @@ class LastLine final : public spdlog::sinks::base_sink<std::mutex> {
   }
   void flush_() override {}
 };
+
+// A command that waits for a server looks like one that hangs.
+TEST_F(S3Fault, AWaitIsToldOf) {
+  ASSERT_OK(put("object", pattern(1000, 1)));
+  const auto told = std::make_shared<LastLine>();
+  log().logger().sinks().push_back(told);
+  server_->fault({{"kind", "status"}, {"method", "GET"}, {"status", 503}, {"times", 7}});
+  EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1));
+  log().logger().sinks().pop_back();
+  EXPECT_EQ(told->lines, 1);
+  EXPECT_THAT(told->line, testing::HasSubstr("trying again, for"));
+}
 
 // Silence would make a copy look whole.
 TEST_F(S3Fault, NamesThatCannotBeUsedAreToldWhenTheyAreLeftOut) {
@@ -713,6 +797,67 @@ TEST_F(S3Fault, RedirectsAreSignedAgain) {
                   {"headers", {{"Location", "http://" + host + "/bucket/some/prefix/object"}}}});
   EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1));
   for (const auto& each : server_->log()) EXPECT_TRUE(each[2] == 307 || each[4] == host) << each;
+}
+
+// Ranges of one read are under way when the first of them is sent elsewhere, or hears of the clock:
+// the others were signed before.
+TEST_F(S3Fault, AllThatWereSignedBeforeTheRedirectAreSignedAgain) {
+  const Bytes bytes = pattern(20 * kMiB, 2);
+  ASSERT_OK(put("object", bytes));
+  const auto expect_read = [&](const Json& faults) {
+    Json all = faults;
+    all.push_back({{"kind", "slow"}, {"method", "GET"}, {"times", 3}, {"seconds", 0.3}});
+    server_->control({{"faults", all}});
+    Bytes into(bytes.size());
+    EXPECT_OK(read("object", into)) << faults;
+    EXPECT_EQ(into, bytes);
+    EXPECT_LE(server_->log().size(), 6U) << "three ranges, each of them twice";
+  };
+  expect_read({{{"kind", "status"},
+                {"method", "GET"},
+                {"status", 301},
+                {"times", 100},
+                {"signed", "us-east-1"},
+                {"headers", {{"x-amz-bucket-region", "eu-west-1"}}}}});
+
+  std::string where = server_->store();
+  where.replace(where.find("127.0.0.1"), 9, "localhost");
+  store_ = std::move(*open_s3_store(where, runtime_->runtime(), {}));
+  const std::string port = where.substr(where.find("localhost:") + 9, 6);
+  const std::string old = "localhost" + port.substr(0, port.find('&'));
+  const std::string host = "near." + old;
+  expect_read({{{"kind", "status"},
+                {"method", "GET"},
+                {"status", 307},
+                {"times", 100},
+                {"signed", old},
+                {"headers", {{"Location", "http://" + host + "/bucket/some/prefix/object"}}}}});
+}
+
+TEST_F(S3Fault, AllThatWereSignedByTheWrongClockAreSignedAgain) {
+  const Bytes bytes = pattern(20 * kMiB, 2);
+  ASSERT_OK(put("object", bytes));
+  server_->control(
+      {{"skew", 7200},
+       {"faults",
+        Json::array({{{"kind", "slow"}, {"method", "GET"}, {"times", 3}, {"seconds", 0.3}}})}});
+  Bytes into(bytes.size());
+  EXPECT_OK(read("object", into));
+  EXPECT_EQ(into, bytes);
+  EXPECT_LE(server_->log().size(), 6U) << "three ranges, each of them twice";
+}
+
+// As Amazon does it where the credential's scope names another region.
+TEST_F(S3Fault, TheRegionMayStandInTheErrorAlone) {
+  ASSERT_OK(put("object", pattern(1000, 1)));
+  server_->fault({{"kind", "status"},
+                  {"method", "GET"},
+                  {"status", 400},
+                  {"body",
+                   "<Error><Code>AuthorizationHeaderMalformed</Code><Message>m</Message>"
+                   "<Region>eu-west-1</Region></Error>"}});
+  EXPECT_EQ(read_all(*store_, "object"), pattern(1000, 1));
+  EXPECT_EQ(server_->log().back()[5], "eu-west-1");
 }
 
 // The token would go to whoever we are sent to.

@@ -23,6 +23,7 @@
 #include "stoker/store/s3/client.h"
 #include "stoker/store/s3/store.h"
 #include "stoker/store/s3/uploads.h"
+#include "stoker/store/s3/xml.h"
 
 namespace stoker::s3 {
 
@@ -91,6 +92,7 @@ class S3Store final : public Store {
           const StoreOptions& options);
   std::string whole(std::string_view key) const { return location_.prefix + std::string(key); }
   Error read_only_error() const;
+  Result<Xml> listing_of(const Reply& reply) const;
   Status list_into(std::string_view prefix, std::string_view delimiter, Level& found) const;
   Result<ObjectInfo> head(std::string_view key, std::string* attempt) const;
 

@@ -124,6 +124,20 @@ TEST(S3Location, TheCompositionIsReadAndWritten) {
   }
 }
 
+TEST(S3Location, WhatIsMeantForOneHostGoesToNoOther) {
+  const auto same = [](const char* from, const char* to) { return is_same_party(from, to); };
+  EXPECT_TRUE(same("host:80", "host:7480"));
+  EXPECT_TRUE(same("host:80", "bucket.host"));
+  EXPECT_TRUE(same("s3.us-east-1.amazonaws.com", "bucket.s3.eu-west-1.amazonaws.com"));
+  EXPECT_TRUE(same("[::1]:80", "[::1]:7480"));
+  EXPECT_FALSE(same("host", "otherhost"));
+  EXPECT_FALSE(same("host", "host.evil"));
+  EXPECT_FALSE(same("s3.us-east-1.amazonaws.com", "amazonaws.com.evil"));
+  EXPECT_FALSE(same("[::1]:80", "[::ffff:192.0.2.1]:80"));
+  EXPECT_FALSE(same("[2001:db8::1]", "[2001:db8::2]"));
+  for (const char* none : {"", "evil.com/", "a@b", "a\r\nb", "a b"}) EXPECT_FALSE(is_region(none));
+}
+
 TEST(S3Location, KeysThatServersMayReadInTwoWaysAreRefused) {
   const Location location = *parse_location("s3://bucket/prefix");
   for (const char* key : {"", "/a", "a/", "a//b", "..", "a/../b", "./a"})
@@ -145,6 +159,7 @@ TEST(S3Credentials, ProfilesOfTheSharedFiles) {
   EXPECT_TRUE(credentials_in(file, "none").anonymous());
   EXPECT_TRUE(credentials_in("[unclosed\naws_access_key_id", "unclosed").anonymous());
   EXPECT_EQ(region_in("[profile x]\nregion = eu-west-1\n", "x"), "eu-west-1");
+  EXPECT_EQ(endpoint_in("[profile x]\nendpoint_url = http://h:1\n", "x"), "http://h:1");
 }
 
 }  // namespace

@@ -70,6 +70,8 @@ Result<std::unique_ptr<Store>> S3Store::open(const std::string& composition, con
                                            {"prefix", store->location_.prefix}}})
                          .wait();
   if (reply->error) return reply->error->with("the store '" + store->location_.composition() + "'");
+  if (const auto page = store->listing_of(*reply); !page)
+    return page.error().with("the store '" + store->location_.composition() + "'");
   store->uploads_.sweep([&](const std::string& key, const std::string& id) {
     const Status aborted = store->abort_now(key, id);
     if (aborted)
@@ -166,6 +168,17 @@ Result<Level> S3Store::list_level(std::string_view prefix, std::string_view snap
   return level;
 }
 
+// Anybody may answer 200; a page of a proxy is no empty bucket.
+Result<Xml> S3Store::listing_of(const Reply& reply) const {
+  auto page = parse_xml(reply.answer.body);
+  if (page && page->name == "ListBucketResult") return page;
+  return make_error(Code::io,
+                    "who answers for the " + client_->where() +
+                        " is no S3 server, or one behind a proxy: it lists nothing, but says that "
+                        "all is well; look whether endpoint= is right",
+                    kWhere);
+}
+
 // All pages. Keys, and folders where there is a delimiter, come in order: a server that repeats
 // itself does not keep us for ever.
 Status S3Store::list_into(std::string_view prefix, std::string_view delimiter, Level& found) const {
@@ -184,7 +197,7 @@ Status S3Store::list_into(std::string_view prefix, std::string_view delimiter, L
     if (!token.empty()) query.emplace_back("continuation-token", token);
     const Reply reply = *client_->send({.query = std::move(query)}).wait();
     if (reply.error) return *reply.error;
-    STOKER_ASSIGN(const Xml page, parse_xml(reply.answer.body));
+    STOKER_ASSIGN(const Xml page, listing_of(reply));
     const bool encoded = page.text_of("EncodingType") == "url";
     const auto take = [&](std::string_view text, std::string& last) -> Result<std::string> {
       std::string name = encoded ? url_decode(text) : std::string(text);

@@ -1,6 +1,7 @@
 // S3Store: commits. What may be sent again, and what is in doubt, is told in docs/stores/s3.md.
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -83,7 +84,7 @@ Command completion(const std::string& key, const std::string& id,
           .query = {{"uploadId", id}},
           .text = std::move(body),
           .repeatable = false,
-          .tells = true};
+          .tells = "CompleteMultipartUploadResult"};
 }
 
 // Of its four bytes, the highest first.
@@ -441,6 +442,7 @@ Status S3Store::put_whole(Staged& staged) {
   }
   command.sha256 = sha256_hex(command.body.data, command.body.size);
   command.repeatable = staged.required.has_value();
+  command.tagged = true;
   if (staged.required) {
     if (!is_printable(*staged.required))
       return check_required(staged.key, *staged.required, "another");
@@ -456,7 +458,21 @@ Status S3Store::put_whole(Staged& staged) {
 
 Status S3Store::complete_upload(Staged& staged) {
   Command command = completion(whole(staged.key), staged.upload, staged.parts);
-  return decide(staged, *client_->send(std::move(command)).wait(), false);
+  const Reply reply = *client_->send(std::move(command)).wait();
+  STOKER_TRY(decide(staged, reply, false));
+  if (reply.verdict != Reply::Verdict::ok) return {};  // it looked: it is ours that is there
+  // An ETag of S3 ends with the number of parts that the object was made of.
+  const auto xml = parse_xml(reply.answer.body);
+  const std::string tag = tag_of_etag(xml ? xml->text_of("ETag") : std::string_view());
+  size_t made = staged.parts.size();
+  if (const size_t dash = tag.rfind('-'); dash != std::string::npos)
+    std::from_chars(tag.data() + dash + 1, tag.data() + tag.size(), made);
+  if (made == staged.parts.size()) return {};
+  return make_error(Code::corruption,
+                    "the server made '" + staged.key + "' in the " + client_->where() + " of " +
+                        std::to_string(made) + " parts, but was sent " +
+                        std::to_string(staged.parts.size()) + ": write it again",
+                    kWhere);
 }
 
 Status S3Store::delete_object(Staged& staged) {
@@ -653,7 +669,7 @@ Status S3Store::delete_listed(std::string body, size_t count) {
                                    .headers = {{"content-md5", md5}},
                                    .text = std::move(body),
                                    .repeatable = false,
-                                   .tells = true})
+                                   .tells = "DeleteResult"})
                            .wait();
   if (reply.verdict == Reply::Verdict::lost)
     return make_error(Code::in_doubt,
@@ -665,7 +681,7 @@ Status S3Store::delete_listed(std::string body, size_t count) {
   STOKER_ASSIGN(const Xml result, parse_xml(reply.answer.body));
   for (const Xml& each : result.children) {
     if (each.name != "Error") continue;
-    return make_error(Code::io,
+    return make_error(each.text_of("Code") == "AccessDenied" ? Code::no_permission : Code::io,
                       "the server does not remove '" + std::string(each.text_of("Key")) +
                           "' from the " + client_->where() + ": " +
                           std::string(each.text_of("Code")),
@@ -682,7 +698,8 @@ Result<Version> S3Store::copy(std::string_view from, std::string_view to) {
   STOKER_TRY(check_key(location_, to));
   STOKER_ASSIGN(const ObjectInfo source, stat(from, {}));
   if (source.bytes >= kCopyMax) return Store::copy(from, to);
-  Command command{.method = "PUT", .key = whole(to), .repeatable = false, .tells = true};
+  Command command{
+      .method = "PUT", .key = whole(to), .repeatable = false, .tells = "CopyObjectResult"};
   command.headers = {{"x-amz-copy-source", "/" + uri_encode(location_.bucket, false) + "/" +
                                                uri_encode(whole(from), true)},
                      {"x-amz-copy-source-if-match", etag_of_tag(source.tag)}};
