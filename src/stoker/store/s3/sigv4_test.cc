@@ -68,6 +68,43 @@ TEST(SigV4, TheTestSuite) {
                       suite, "service", time),
             "b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500");
   EXPECT_EQ(amz_time(1440938160), time);
+
+  const auto with = [&](std::vector<std::pair<std::string, std::string>> more) {
+    more.insert(more.end(), plain.begin(), plain.end());
+    return more;
+  };
+  const std::string unreserved =
+      "-._~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  const std::string ethiopic = "\xE1\x88\xB4";
+  const std::string token =
+      "AQoDYXdzEPT//////////wEXAMPLEtc764bNrC9SAPBSM22wDOk4x4HIZ8j4FZTwdQWLWsKWHGBuFqwAeMicRXmxfpSP"
+      "fIeoIYRqTflfKD8YUuwthAx7mSEI/qkPpKPi/kMcGdQrmGdeehM4IC1NtBmUpp2wUE8phUZampKsburEDy0KPkyQDYwT"
+      "7WZ0wq5VSXDvp75YU9HFvlRd8Tx6q6fE8YQcHNVXAkiY9q6d+xo0rKwT38xVqr7ZD0u0iPPkUL64lIZbqBAz+scqKmlz"
+      "m8FDrypNC9Yjc8fPOLn9FX9KSYvKTr4rvx3iSIlTJabIQwj2ICCR/oLxBA==";
+  const std::vector<std::pair<ToSign, std::string>> vectors = {
+      {{"GET", "/", {{unreserved, unreserved}}, plain, kEmpty},
+       "9c3e54bfcdf0b19771a7f523ee5669cdf59bc7cc0884027167c21bb143a40197"},
+      {{"GET", uri_encode("/" + unreserved, true), {}, plain, kEmpty},
+       "07ef7494c76fa4850883e2b006601f940f8a34d404d0cfa977f52a65bbf5f24f"},
+      {{"GET", uri_encode("/" + ethiopic, true), {}, plain, kEmpty},
+       "8318018e0b0f223aa2bbf98705b62bb787dc9c0e678f255a891fd03141be5d85"},
+      {{"GET", "/", {{ethiopic, "bar"}}, plain, kEmpty},
+       "2cdec8eed098649ff3a119c94853b13c643bcf08f8b0a1d91e12c9027818dd04"},
+      {{"GET",
+        "/",
+        {},
+        with({{"my-header1", " value1"}, {"my-header2", " \"a   b   c\""}}),
+        kEmpty},
+       "acc3ed3afb60bb290fc8d2dd0098b9911fcaa05412b367055dee359757a9c736"},
+      {{"POST", "/", {{"Param1", "value1"}}, plain, kEmpty},
+       "28038455d6de14eafc1f9222cf5aa6f1a96197d7deb8263271d420d138af7f11"},
+      {{"POST", "/", {}, with({{"my-header1", "value1"}}), kEmpty},
+       "c5410059b04c1ee005303aed430f6e6645f61f4dc9e1461ec8f8916fdf18852c"},
+      {{"POST", "/", {}, with({{"x-amz-security-token", token}}), kEmpty},
+       "85d96828115b5dc0cfc3bd16ad9e210dd772bbebba041836c64533a82be05ead"},
+  };
+  for (const auto& [request, wanted] : vectors)
+    EXPECT_EQ(signature(request, suite, "service", time), wanted) << request.path;
 }
 
 TEST(S3Xml, ElementsTextAndEntities) {
