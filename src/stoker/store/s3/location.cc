@@ -98,6 +98,18 @@ Result<Endpoint> parse_endpoint(const std::string& url) {
   endpoint.host = rest;
   std::transform(endpoint.host.begin(), endpoint.host.end(), endpoint.host.begin(),
                  [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  const size_t behind = endpoint.host.starts_with('[') ? endpoint.host.find(']') : 0;
+  const size_t colon = behind == std::string::npos ? 0 : endpoint.host.find(':', behind);
+  if (colon != std::string::npos) {
+    unsigned port = 0;
+    const char* const end = endpoint.host.data() + endpoint.host.size();
+    const auto parsed = std::from_chars(endpoint.host.data() + colon + 1, end, port);
+    if (parsed.ec != std::errc() || parsed.ptr != end || port == 0 || port > 65'535)
+      return make_error(Code::invalid_argument,
+                        "the endpoint's port is no number from 1 to 65535; an IPv6 address stands "
+                        "in brackets",
+                        kWhere);
+  }
   // As the library sends it in "Host", which is signed.
   const std::string usual = endpoint.tls ? ":443" : ":80";
   if (endpoint.host.ends_with(usual)) endpoint.host.resize(endpoint.host.size() - usual.size());

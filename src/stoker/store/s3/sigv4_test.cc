@@ -150,11 +150,15 @@ TEST(S3Location, TheCompositionIsReadAndWritten) {
             "127.0.0.1:7480&region=default&style=path&anon=1&patience=5");
   EXPECT_EQ(parse_location(location->composition())->prefix, location->prefix);
   EXPECT_EQ(parse_location("s3://bucket")->prefix, "");
+  EXPECT_OK(parse_location("s3://bucket?endpoint=http://[::1]:7480"));
+  EXPECT_EQ(parse_endpoint("https://Host:443/")->host, "host");
   EXPECT_EQ(parse_location("s3://bucket/")->composition(), "s3://bucket");
   for (const char* wrong :
        {"s3://", "s3:///a", "s3://b b", "s3://bucket/../other", "s3://bucket/a//b",
         "s3://bucket?endpoint=ftp://x", "s3://bucket?endpoint=http://user:password@host",
-        "s3://bucket?endpoint=http://host/path", "s3://bucket?no=1", "s3://bucket?region",
+        "s3://bucket?endpoint=http://host/path", "s3://bucket?endpoint=http://host:99999",
+        "s3://bucket?endpoint=http://host:", "s3://bucket?endpoint=http://::1",
+        "s3://bucket?endpoint=http://[::1", "s3://bucket?no=1", "s3://bucket?region",
         "s3://bucket?anon=yes", "s3://bucket?patience=-1", "s3://bucket/%zz",
         "s3://bucket?region=a%0d%0ab"}) {
     EXPECT_EQ(code_of(parse_location(wrong)), Code::invalid_argument) << wrong;
