@@ -279,6 +279,9 @@ TEST_F(S3Fault, AConditionalCommitIsSentAgainAndMeetsItsOwnWrite) {
                   {"code", "ConditionalRequestConflict"},
                   {"times", 2}});
   EXPECT_OK(put("other", pattern(10, 3), "")) << "409 is sent again";
+  server_->fault(
+      {{"kind", "status"}, {"method", "PUT"}, {"status", 404}, {"code", "NoSuchBucket"}});
+  EXPECT_EQ(code_of(put("object", pattern(10, 3), tag.c_str())), Code::not_found);
   server_->control(Json::object());
   EXPECT_EQ(code_of(put("object", pattern(1000, 4), "")), Code::conflict);
   EXPECT_EQ(code_of(put("large", pattern(17 * kMiB, 4), "")), Code::unsupported);

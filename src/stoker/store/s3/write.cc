@@ -487,8 +487,8 @@ Status S3Store::decide(Staged& staged, const Reply& reply, bool gone) const {
   if (reply.verdict == Reply::Verdict::ok) return {};
   const bool refused = reply.verdict != Reply::Verdict::lost;
   const bool conflict =
-      reply.answer.status == 412 ||
-      (staged.required && !staged.required->empty() && reply.answer.status == 404);
+      reply.answer.status == 412 || (staged.required && !staged.required->empty() &&
+                                     reply.answer.status == 404 && reply.code != "NoSuchBucket");
   // A refusal is believed, but for one that an earlier try of the same may have caused: ours, or
   // one of a proxy on the way.
   const bool twice = reply.answer.status == 412 || reply.code == "NoSuchUpload";
