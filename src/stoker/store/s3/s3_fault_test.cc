@@ -558,12 +558,14 @@ class S3Metadata : public S3Fault {
     ASSERT_OK(put("object", pattern(1000, 1)));
     unsetenv("AWS_ACCESS_KEY_ID");
     setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null", 1);
+    setenv("AWS_CONFIG_FILE", "/dev/null", 1);
   }
   void TearDown() override {
     setenv("AWS_ACCESS_KEY_ID", "AKIDTEST", 1);
-    for (const char* name : {"AWS_SHARED_CREDENTIALS_FILE", "AWS_EC2_METADATA_SERVICE_ENDPOINT",
-                             "AWS_EC2_METADATA_DISABLED", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-                             "AWS_CONTAINER_AUTHORIZATION_TOKEN"})
+    for (const char* name :
+         {"AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+          "AWS_EC2_METADATA_DISABLED", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+          "AWS_CONTAINER_AUTHORIZATION_TOKEN"})
       unsetenv(name);
     S3Fault::TearDown();
   }
