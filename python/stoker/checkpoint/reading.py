@@ -241,7 +241,7 @@ class Reader:
             numbers = {number for each in records.values() for number in parts_in(each)}
             parts = self._parts(numbers, progress, like or {})
             return {name: record.decode(each, parts.__getitem__) for name, each in records.items()}
-        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
             if isinstance(error, StokerError):
                 raise
             raise Corruption(f"{self.where}: the manifest breaks the format ({error})") from error
