@@ -235,7 +235,7 @@ TEST_F(Remote, AReadThatFailsLeavesNoPins) {
 
 // One that was stopped goes on, and reads what it was lent.
 TEST_F(Remote, ASilentClientKeepsItsPinsUntilItsSocketIsClosed) {
-  options_.heartbeat_ms = 300;
+  options_.heartbeat_ms = 1000;
   start();
   ASSERT_OK(put(*inner_, "a", pattern(64 * kKiB, 1)));
   Fd socket = greet(options_.path, std::move(*remote::make_memory("test", 1 << 16)), 1 << 16);
@@ -245,6 +245,7 @@ TEST_F(Remote, ASilentClientKeepsItsPinsUntilItsSocketIsClosed) {
   read.pieces = {{0, 0, 64 * kKiB}};
   send(socket.get(), read);
   EXPECT_TRUE(soon([&] { return server_->counts().transactions == 1; }));
+  EXPECT_TRUE(soon([&] { return server_->counts().pins == 1; }));
   EXPECT_TRUE(closed(socket.get()));
   EXPECT_TRUE(soon([&] { return server_->counts().transactions == 0; }));
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
