@@ -140,7 +140,7 @@ class Checkpoints:
         self._ring = Ring(self._runtime, staging_bytes)
         compositions = [composition_of(each) for each in (store, *also)]
         if len(set(compositions)) != len(compositions):
-            raise InvalidArgument("also= names a store twice")
+            raise InvalidArgument("also= names a store twice; name each store once")
         self._tiers: list[Tier] = []
         try:
             for each in compositions:

@@ -197,9 +197,9 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Begin this epoch, unless the position is in it already (a resume)."""
         if not self._batches.order.count:
-            raise ValueError("a mixture has no epochs")
+            raise ValueError("a mixture has no epochs; leave set_epoch() out")
         if epoch < 0:
-            raise ValueError(f"there is no epoch {epoch}")
+            raise ValueError(f"epoch {epoch} is negative; epochs count from 0")
         if epoch != self.epoch:
             self._go_to(epoch * self._batches.order.count)
 

@@ -41,7 +41,7 @@ class Saver(TrainerCallback):
         if trainer.args.world_size > 1:
             raise InvalidArgument("Saver saves a Trainer of one process; start one")
         if any(isinstance(each, Saver) for each in trainer.callback_handler.callbacks):
-            raise InvalidArgument("this Trainer has a Saver already")
+            raise InvalidArgument("this Trainer has a Saver already; add one only")
         self._trainer, self._checkpoints = trainer, checkpoints
         self._resumed = tempfile.TemporaryDirectory(prefix="stoker-trainer-")
         self._saved: int | None = None  # the step

@@ -15,8 +15,8 @@ constexpr const char* kWhere = "data/sample_table";
 
 Error unknown_object(uint64_t object, size_t keys) {
   return make_error(Code::invalid_argument,
-                    "samples lie in object " + std::to_string(object) + ", but there are " +
-                        std::to_string(keys) + " keys",
+                    "a sample names object number " + std::to_string(object) + ", but only " +
+                        std::to_string(keys) + " objects were given",
                     kWhere);
 }
 

@@ -280,7 +280,7 @@ Result<std::unique_ptr<Store>> open_store(const std::string& composition, const 
   if (scheme == "memory") {
     if (text != "memory:") return bad(composition, "nothing may stand after memory:");
     if (options.read_only)
-      return bad(composition, "a memory store starts empty, so it cannot be opened to read only");
+      return bad(composition, "a memory store starts empty, so it cannot be opened read-only");
     return open_memory(runtime, options);
   }
   if (scheme == "dir") {

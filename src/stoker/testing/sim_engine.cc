@@ -94,7 +94,7 @@ bool SimEngine::start(Flight& flight) {
   }
   if (!file.write && (op.kind == Op::Kind::write || op.kind == Op::Kind::trim)) {
     op.result =
-        make_error(Code::read_only, "'" + file.path + "' was opened to read only", "testing/sim");
+        make_error(Code::read_only, "'" + file.path + "' was opened read-only", "testing/sim");
     return false;
   }
   flight.path = std::move(file.path);

@@ -70,7 +70,7 @@ class CodedStore final : public Store {
   // between commits. Done when there is nothing left to do; a shard that could not be brought up to
   // date is told in Health.
   Future<void> repair();
-  // Compares all that is there with what it should be; of a store that was opened to read only.
+  // Compares all that is there with what it should be; of a store that was opened read-only.
   void check(const FsckOptions& options, FsckReport& report);
 
  private:

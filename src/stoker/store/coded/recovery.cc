@@ -66,7 +66,7 @@ Status Recovery::run(bool read_only) {
   let_go();
   const auto refuse = [this](Error why) { map_.lock()->refused = std::move(why); };
   if (read_only) {
-    refuse(make_error(Code::read_only, "it was opened to read only", kWhere));
+    refuse(make_error(Code::read_only, "it was opened read-only", kWhere));
   } else if (!hidden_.empty()) {
     writable = false;
     refuse(make_error(Code::read_only,

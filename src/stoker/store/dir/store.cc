@@ -297,7 +297,7 @@ Future<void> DirStore::snapshot(std::string_view) {
 Future<void> DirStore::drop(std::string_view name, Durability) { return no_snapshot(name); }
 
 Error DirStore::read_only_error() const {
-  return make_error(Code::read_only, "the store 'dir:" + root_.path() + "' was opened to read only",
+  return make_error(Code::read_only, "the store 'dir:" + root_.path() + "' was opened read-only",
                     kWhere);
 }
 
@@ -305,7 +305,7 @@ StoreInfo DirStore::info() const {
   StoreInfo info;
   info.composition = "dir:" + root_.path();
   info.committed = info.durable = commits_;
-  if (read_only_) info.read_only = "it was opened to read only";
+  if (read_only_) info.read_only = "it was opened read-only";
   return info;
 }
 

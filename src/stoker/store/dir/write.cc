@@ -378,8 +378,10 @@ Status DirStore::place(Staged& staged, const std::string& name) const {
                       kWhere);
   }
   if (error != 0)
-    return errno_error(error, "cannot give '" + staged.key + "' in '" + root_.path() + "' its name",
-                       kWhere);
+    return errno_error(
+        error,
+        "cannot rename the new file of '" + staged.key + "' into place in '" + root_.path() + "'",
+        kWhere);
   step(renamed);
   return {};
 }
@@ -449,10 +451,10 @@ Result<Fd> DirStore::lock(bool alone) const {
     if (errno != EINTR) break;
   }
   if (alone)
-    return errno_error(
-        errno,
-        "the folder '" + root_.path() + "' cannot be locked, so no tag can be required there",
-        kWhere);
+    return errno_error(errno,
+                       "the folder '" + root_.path() +
+                           "' cannot be locked, and a commit that requires a tag needs the lock",
+                       kWhere);
   return locked;  // without locks nobody requires a tag
 }
 

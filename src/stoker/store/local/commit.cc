@@ -88,7 +88,7 @@ Future<void> LocalStore::enqueue_named(CommitEntry::Kind kind, std::string_view 
   STOKER_TRY(check_name(name));
   std::lock_guard lock(mutex_);
   if (read_only_option_)
-    return make_error(Code::read_only, "the store '" + composition() + "' was opened to read only",
+    return make_error(Code::read_only, "the store '" + composition() + "' was opened read-only",
                       kWhere);
   auto entry = std::make_unique<CommitEntry>();
   entry->kind = kind;
@@ -193,7 +193,8 @@ Status LocalStore::encode(CommitEntry& entry, Version version) {
     STOKER_TRY(put_name(out, entry.name));
   } else if (entry.kind == CommitEntry::Kind::drop) {
     if (map_->find_snapshot(entry.name) == nullptr)
-      return make_error(Code::not_found, "there is no snapshot '" + entry.name + "'", kWhere);
+      return make_error(Code::not_found, "there is no snapshot '" + entry.name + "' to drop",
+                        kWhere);
     put_drop(out, entry.name);
   } else if (entry.kind == CommitEntry::Kind::commit) {
     if (entry.state->error) return *entry.state->error;

@@ -164,7 +164,9 @@ Result<std::unique_ptr<Map>> Journal::recover(const MapLimits& limits) {
     return map;
   }
   return make_error(Code::corruption,
-                    "both copies of the journal are damaged: no complete map is left", kWhere);
+                    "both copies of the journal are damaged, and no complete map is left: restore "
+                    "what the store held from a copy",
+                    kWhere);
 }
 
 // False: its image was never finished. Each frame is taken from a copy that has it intact.
@@ -195,8 +197,11 @@ Result<bool> Journal::load(uint64_t generation, Map& map) {
   if (!reader.image_complete()) {
     STOKER_ASSIGN(const bool sealed, sealed_anywhere(sources, generation));
     if (!sealed) return false;
-    return make_error(Code::corruption,
-                      "the image of the map is damaged in both copies of the journal", kWhere);
+    return make_error(
+        Code::corruption,
+        "both copies of the journal are damaged, and no complete map is left: restore "
+        "what the store held from a copy",
+        kWhere);
   }
   size_t ends_unread = 0;
   for (Source& source : sources) {

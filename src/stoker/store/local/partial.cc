@@ -147,8 +147,8 @@ Status LocalStore::load_partial(Partial& partial) {
     if (partial.base_node) {
       if (partial.base_node->state == StagedChunk::State::failed)
         return make_error(Code::io,
-                          "chunk " + std::to_string(partial.index) + " of '" + partial.key +
-                              "' could not be written before",
+                          "an earlier write of chunk " + std::to_string(partial.index) + " of '" +
+                              partial.key + "' failed; begin the transaction again",
                           kWhere);
       base = partial.base_node->chunk;
     }

@@ -139,7 +139,7 @@ StoreInfo LocalStore::info() const {
   info.capacity_bytes = allocator_.capacity_bytes();
   info.used_bytes = info.capacity_bytes - limbo_blocks_ * kBlock;
   info.map_bytes = map_->memory_bytes();
-  if (read_only_option_) info.read_only = "it was opened to read only";
+  if (read_only_option_) info.read_only = "it was opened read-only";
   if (poisoned_) info.read_only = poisoned_->what;
   for (const Snapshot& snapshot : map_->snapshots())
     info.snapshots.push_back({snapshot.name, snapshot.version});

@@ -26,7 +26,7 @@ Chunk trimmed(Chunk chunk, uint64_t chunk_at, uint64_t limit) {
 Result<std::unique_ptr<Transaction>> LocalStore::begin() {
   std::lock_guard lock(mutex_);
   if (read_only_option_)
-    return make_error(Code::read_only, "the store '" + composition() + "' was opened to read only",
+    return make_error(Code::read_only, "the store '" + composition() + "' was opened read-only",
                       kWhere);
   if (poisoned_)
     return make_error(Code::read_only,

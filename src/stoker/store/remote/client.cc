@@ -33,7 +33,8 @@ Status copy_spans(const Link& link, const Answer& answer, const std::byte* memor
   for (const Slice& each : into) {
     for (size_t done = 0; done < each.size;) {
       if (at == answer.spans.size())
-        return make_error(Code::corruption, "bytes are missing", kWhere);
+        return make_error(Code::corruption, "the server answered with fewer bytes than it said",
+                          kWhere);
       const Span& span = answer.spans[at];
       if (used == span.bytes) {
         ++at;
@@ -47,7 +48,8 @@ Status copy_spans(const Link& link, const Answer& answer, const std::byte* memor
                  span.bytes <= room - (span.offset - place)) {
         from = memory + (span.offset - place);
       } else {
-        return make_error(Code::corruption, "the server told of bytes that it cannot lend", kWhere);
+        return make_error(Code::corruption, "the server named memory outside what it shares",
+                          kWhere);
       }
       const size_t now = std::min<size_t>(span.bytes - used, each.size - done);
       std::memcpy(each.data + done, from + used, now);

@@ -127,7 +127,7 @@ Result<S3Store::Match> S3Store::conditions() const {
 
 Error S3Store::read_only_error() const {
   return make_error(Code::read_only,
-                    "the store '" + location_.composition() + "' was opened to read only", kWhere);
+                    "the store '" + location_.composition() + "' was opened read-only", kWhere);
 }
 
 Result<ObjectInfo> S3Store::head(std::string_view key, std::string* attempt) const {
@@ -264,7 +264,7 @@ StoreInfo S3Store::info() const {
   StoreInfo info;
   info.composition = location_.composition();
   info.committed = info.durable = commits_;
-  if (read_only_) info.read_only = "it was opened to read only";
+  if (read_only_) info.read_only = "it was opened read-only";
   return info;
 }
 

@@ -708,7 +708,7 @@ Result<Version> S3Store::copy(std::string_view from, std::string_view to) {
   if (reply.answer.status == 412)
     return make_error(Code::conflict,
                       "'" + std::string(from) + "' in the " + client_->where() +
-                          " was changed while it was copied",
+                          " was changed while it was copied; copy it again",
                       kWhere);
   if (reply.verdict != Reply::Verdict::lost) return *reply.error;
   if (const auto made = head(to, nullptr); made && made->tag == source.tag)
