@@ -36,6 +36,7 @@ std::optional<BlockId> Policy::add(const BlockId& id, std::optional<uint64_t> ne
   std::optional<BlockId> evicted;
   if (held_.size() == places_) evicted = evict();
   enter(id, next);
+  STOKER_CHECK(held_.size() <= places_);
   return evicted;
 }
 

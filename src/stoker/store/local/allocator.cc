@@ -39,6 +39,7 @@ void FreeMap::add(uint64_t block, uint64_t blocks) {
 
 void FreeMap::carve(Ranges::iterator range, uint64_t at, uint64_t blocks) {
   const auto [begin, size] = *range;
+  STOKER_CHECK(begin <= at && at + blocks <= begin + size && blocks <= free_);
   sizes_.erase({size, begin});
   ranges_.erase(range);
   const auto keep = [this](uint64_t from, uint64_t count) {
@@ -120,6 +121,7 @@ std::optional<Extent> Allocator::take(size_t volume, uint64_t blocks, uint64_t a
       return std::nullopt;
     }
   }
+  STOKER_CHECK(run.left >= blocks);
   const Extent extent{make_place(volume, run.next), blocks};
   run.next += blocks;
   run.left -= blocks;

@@ -321,6 +321,7 @@ void LocalStore::flip(CommitEntry& entry) {
   if (!freed.empty()) undurable_.emplace_back(epoch_++, std::move(freed));
   if (!entry.state) return;
   TransactionState& state = *entry.state;
+  STOKER_CHECK(state.pending == 0 && !state.error);  // nothing becomes visible that is not on disk
   give_back_runs(state);
   for (const auto& [key, object] : state.objects) owners_.erase(key);
   state.objects.clear();  // the chunks are the map's now

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "stoker/base/check.h"
+
 namespace stoker::local {
 
 class VolumeLoad {
@@ -16,11 +18,13 @@ class VolumeLoad {
   }
   void take_back(uint64_t bytes) {
     std::lock_guard lock(mutex_);
+    STOKER_CHECK(in_flight_ >= bytes);
     in_flight_ -= bytes;
   }
   // The disk had them from `from_ns` on: what they waited for before that was not its doing.
   void end(uint64_t bytes, uint64_t from_ns, uint64_t now_ns, bool read) {
     std::lock_guard lock(mutex_);
+    STOKER_CHECK(in_flight_ >= bytes);
     in_flight_ -= bytes;
     (read ? read_ : written_) += bytes;
     forget(from_ns);

@@ -105,6 +105,7 @@ void Blocks::drop(uint32_t slot) {
 
 void Blocks::filled(uint32_t slot, bool whole) {
   const std::lock_guard lock(mutex_);
+  STOKER_CHECK(slots_[slot].filling && slots_[slot].pins > 0);
   slots_[slot].filling = false;
   slots_[slot].whole = whole;
   if (!whole) drop(slot);
