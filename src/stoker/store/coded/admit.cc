@@ -36,7 +36,7 @@ Status Resync::make_readable(size_t shard, uint64_t offset, size_t bytes, Aligne
 
 // A log of its own, above all that it ever wrote.
 Status Resync::begin_log(size_t shard) {
-  Shard& each = shards_[shard];
+  Member& each = shards_[shard];
   AlignedBytes bytes;
   for (size_t area = 0; area < 2; ++area)
     STOKER_TRY(make_readable(shard, shape_.area_at(area), shape_.area_bytes, bytes));
@@ -57,7 +57,7 @@ Status Resync::begin_log(size_t shard) {
 // The VALs that belong to the shard, the table, and then the epoch that counts it.
 Status Resync::admit() {
   const size_t shard = *joining_.shard();
-  Shard& each = shards_[shard];
+  Member& each = shards_[shard];
   each.super.incarnation = std::random_device{}();
   STOKER_TRY(begin_log(shard));
   auto vals = map_.vals_of(shard);
@@ -66,7 +66,7 @@ Status Resync::admit() {
   STOKER_TRY(joining_.checkpoint());  // on the joining shard too
   if (!joining_.shard()) return failing(each.path, each.trouble);
   ShardBatch sync(shards_, Priority::scrub);
-  sync.sync(shard_bit(shard));  // all that was rebuilt, too
+  sync.flush(shard_bit(shard));  // all that was rebuilt, too
   if (sync.run() != 0) return failing(each.path, sync.why());
   STOKER_TRY(logs_.change_epoch(map_.live() | shard_bit(shard)));
   if ((map_.live() & shard_bit(shard)) == 0) return failing(each.path, each.trouble);

@@ -111,9 +111,9 @@ Status Folding::apply() {
         pages[group.stripe->id].emplace(c, page);
     }
   }
+  if (!mutated(Mutation::header_before_blocks)) blocks.flush(touched);
   ShardSet failed = blocks.run();
   if (failed != 0) STOKER_TRY(parts_.logs.drop_shards(failed, blocks.why()));
-  if (!mutated(Mutation::header_before_blocks)) STOKER_TRY(parts_.logs.flush(touched));
   std::vector<AlignedBytes> memory;
   ShardBatch headers(parts_.shards, Priority::scrub);
   for (const StripePtr& stripe : stripes_) {
@@ -130,9 +130,9 @@ Status Folding::apply() {
     }
   }
   parts_.logs.count_moved(memory.size() * kBlock);
+  headers.flush(touched & parts_.map.live());
   failed = headers.run();
-  if (failed != 0) STOKER_TRY(parts_.logs.drop_shards(failed, headers.why()));
-  return parts_.logs.flush(touched);
+  return failed == 0 ? Status() : parts_.logs.drop_shards(failed, headers.why());
 }
 
 // Too few shards are left to write to. What the bases hold of these rows is unknown; VALs and

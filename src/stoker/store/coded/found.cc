@@ -72,7 +72,7 @@ void Reading::read_images(size_t shard) {
 }
 
 void Reading::read_log(size_t shard) {
-  Shard& each = shards_[shard];
+  Member& each = shards_[shard];
   SegmentEnd newest;
   size_t newest_at = 0;
   for (size_t segment = 0; segment < shape_.segments; ++segment) {

@@ -56,9 +56,10 @@ Status LogSet::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
     batch.write(shard, made.offset, made.bytes.slice());
     touched |= shard_bit(shard);
   }
+  // Each shard makes its frame durable as soon as it is written: none waits for another.
+  if (!mutated(Mutation::skip_flush)) batch.flush(touched & set);
   const ShardSet failed = batch.run();
   if (failed != 0) STOKER_TRY(drop_shards(failed, batch.why()));
-  if (!mutated(Mutation::skip_flush)) STOKER_TRY(flush(touched));
   const ShardSet left = map_.live();
   std::erase_if(written, [&](const auto& each) { return (left & shard_bit(each.first)) == 0; });
   for (auto& [shard, frame] : written) frame.bytes = AlignedBytes();
@@ -68,7 +69,7 @@ Status LogSet::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
 
 Status LogSet::flush(ShardSet set) {
   ShardBatch batch(shards_, Priority::demand);
-  batch.sync(set & map_.live());
+  batch.flush(set & map_.live());
   const ShardSet failed = batch.run();
   return failed == 0 ? Status() : drop_shards(failed, batch.why());
 }
@@ -136,16 +137,16 @@ Status LogSet::checkpoint(ShardSet beside, ShardSet& failed) {
     ShardBatch batch(shards_, Priority::write_back);
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((to & shard_bit(shard)) == 0) continue;
-      Shard& each = shards_[shard];
+      Member& each = shards_[shard];
       each.image_area ^= 1;
       batch.write(shard, shape_.area_at(each.image_area), image.slice());
     }
+    batch.flush(set);
     return batch.run();
   };
   const ShardSet not_written = write(set | beside);
   failed = not_written & beside;
   if (not_written != 0) STOKER_TRY(drop_shards(not_written, "writing the object table failed"));
-  STOKER_TRY(flush(set));
   since_image_.clear();
   image_stamp_ = stamp;
   return {};
@@ -225,7 +226,7 @@ void LogSet::set_trouble(ShardSet set, const std::string& why) {
 }
 
 Status LogSet::append_settled(size_t shard, const std::vector<std::pair<StripePtr, ValRef>>& vals) {
-  Shard& each = shards_[shard];
+  Member& each = shards_[shard];
   for (size_t first = 0; first < vals.size();) {
     FrameBuilder frame;
     std::vector<AlignedBytes> memory;

@@ -180,7 +180,7 @@ Status Rebuilder::rebuild_piece(const StripePtr& stripe, size_t position, const 
   const auto durable = [&]() -> Status {
     if (!live) return {};
     ShardBatch sync(shards_, Priority::scrub);
-    sync.sync(shard_bit(shard));
+    sync.flush(shard_bit(shard));
     return sync.run() == 0 ? Status() : failing(path, sync.why());
   };
   STOKER_TRY(WrongRows(map_, shards_, reader_, pace_, *stripe, position, found, done).run());
@@ -210,8 +210,8 @@ Status Rebuilder::rebuild_piece(const StripePtr& stripe, size_t position, const 
   }
   pace_.spend((found.wrong_rows.size() + memory.size()) * kBlock);
   if (!headers.empty()) {
+    if (live) headers.flush(shard_bit(shard));
     if (headers.run() != 0) return failing(path, headers.why());
-    STOKER_TRY(durable());
   }
   install(stripe, std::move(found.next));
   done.blocks += found.wrong_rows.size();

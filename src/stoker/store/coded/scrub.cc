@@ -109,7 +109,7 @@ class Scrubbing {
     ShardSet failed = 0;
     std::string why;
     each_live([&](size_t shard) {
-      Shard& each = shards_[shard];
+      Member& each = shards_[shard];
       const std::string expected = encode_superblock(each.super);
       std::optional<size_t> bad;
       const auto copies = superblock_copies(shards_, shard);

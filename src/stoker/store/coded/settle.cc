@@ -244,9 +244,9 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
     pages.emplace(position, row / shape_.rows_per_page());
     touched |= shard_bit(stripe->shards[position]);
   }
+  blocks.flush(touched);
   if (const ShardSet failed = blocks.run(); failed != 0)
     STOKER_TRY(logs_.drop_shards(failed, blocks.why()));
-  STOKER_TRY(logs_.flush(touched));
   const auto write = [&](const std::set<std::pair<size_t, size_t>>& those) -> Status {
     ShardBatch batch(shards_, Priority::demand);
     for (const auto& [position, page] : those) {
@@ -257,9 +257,9 @@ Status Recovery::roll_forward(const StripePtr& stripe) {
                   shape_.page_at(stripe->slots[position], page, header.counter),
                   memory.back().slice());
     }
-    if (const ShardSet failed = batch.run(); failed != 0)
-      STOKER_TRY(logs_.drop_shards(failed, batch.why()));
-    return logs_.flush(touched);
+    batch.flush(touched & map_.live());
+    const ShardSet failed = batch.run();
+    return failed == 0 ? Status() : logs_.drop_shards(failed, batch.why());
   };
   // Of a page that could not be read both copies: the one that is left may have a higher counter.
   std::set<std::pair<size_t, size_t>> unread = pages;

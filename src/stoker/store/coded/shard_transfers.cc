@@ -13,9 +13,12 @@ namespace stoker::coded {
 // Owned by whoever waits, and by itself as long as anything is under way.
 struct ShardTransfers::State {
   struct Each {
-    Op op;
     State* state = nullptr;
     size_t shard = 0, index = 0;
+    bool write = false;
+    ShardRead read = {};
+    ShardPut put = {};
+    const Status& status() const { return write ? put.status : read.status; }
   };
   Stragglers* stragglers = nullptr;  // of the Shards, which wait for them before they go
   std::shared_ptr<const void> memory;
@@ -50,20 +53,25 @@ ShardTransfers::~ShardTransfers() {
   }
 }
 
-size_t ShardTransfers::add(Op::Kind kind, size_t shard, uint64_t offset, Slice bytes) {
-  STOKER_CHECK(shards_[shard].present() && state_->left == 0 &&
-               (kind == Op::Kind::read || !state_->memory));
+size_t ShardTransfers::add(bool write, size_t shard, uint64_t offset, Slice bytes) {
+  STOKER_CHECK(shards_[shard].present() && state_->left == 0 && !(write && state_->memory));
   State::Each& each = state_->each.emplace_back();
   each.state = state_.get();
   each.shard = shard;
   each.index = state_->each.size() - 1;
-  each.op.kind = kind;
-  each.op.priority = priority_;
-  each.op.file = shards_[shard].file.id;
-  each.op.offset = offset;
-  each.op.bytes = bytes;
-  each.op.done = &ShardTransfers::on_done;
-  each.op.context = &each;
+  each.write = write;
+  if (write) {
+    each.put.priority = priority_;
+    each.put.waves = {{{offset, bytes}}};
+    each.put.done = &ShardTransfers::on_done<ShardPut>;
+    each.put.context = &each;
+  } else {
+    each.read.priority = priority_;
+    each.read.offset = offset;
+    each.read.into = bytes;
+    each.read.done = &ShardTransfers::on_done<ShardRead>;
+    each.read.context = &each;
+  }
   return each.index;
 }
 
@@ -71,31 +79,38 @@ bool ShardTransfers::empty() const { return state_->each.empty(); }
 
 void ShardTransfers::start() {
   State& state = *state_;
-  std::vector<Op*> ops;
   state.ended.reserve(state.each.size());
-  for (State::Each& each : state.each) {
-    ops.push_back(&each.op);
-    ++state.under_way[each.shard];
-  }
-  if (ops.empty()) return;
-  state.left = ops.size();
+  for (const State::Each& each : state.each) ++state.under_way[each.shard];
+  if (state.each.empty()) return;
+  state.left = state.each.size();
   state.self = state_;
-  // Busy, the only error there is: the queue is full of others' work, which ends.
-  while (!shards_.loop().submit(ops)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  Plug plug(shards_.loop());
+  for (State::Each& each : state.each) {
+    Shard& shard = *shards_[each.shard].shard;
+    if (each.write) {
+      shard.put(each.put, plug);
+    } else {
+      shard.read(each.read, plug);
+    }
+  }
 }
 
-// On the Loop's thread. The last one takes the memory with it if nobody waits: that frees a piece
-// of the heap and gives a grant back, and waits for nothing.
-void ShardTransfers::on_done(Op& op) noexcept {
-  const auto& each = *static_cast<State::Each*>(op.context);
-  State& state = *each.state;
+template <typename Request>
+void ShardTransfers::on_done(Request& request) noexcept {
+  const auto& each = *static_cast<State::Each*>(request.context);
+  ended(*each.state, each.index);
+}
+
+// On a thread of the shard's. The last one takes the memory with it if nobody waits: that frees a
+// piece of the heap and gives a grant back, and waits for nothing.
+void ShardTransfers::ended(State& state, size_t index) noexcept {
   Stragglers* const stragglers = state.stragglers;
-  const size_t shard = each.shard;
+  const size_t shard = state.each[index].shard;
   bool came = false;
   std::shared_ptr<State> last;  // outlives the lock
   {
     std::lock_guard lock(state.mutex);
-    state.ended.push_back(each.index);
+    state.ended.push_back(index);
     came = --state.under_way[shard] == 0 && state.behind;
     if (--state.left == 0) last = std::move(state.self);
     state.changed.notify_all();
@@ -118,9 +133,7 @@ bool ShardTransfers::ended() const {
   return state_->left == 0;
 }
 
-const Result<size_t>& ShardTransfers::result(size_t index) const {
-  return state_->each[index].op.result;
-}
+const Status& ShardTransfers::result(size_t index) const { return state_->each[index].status(); }
 
 std::string ShardTransfers::finish() {
   State& state = *state_;
@@ -129,8 +142,8 @@ std::string ShardTransfers::finish() {
     state.changed.wait(lock, [&] { return state.left == 0; });
   }
   for (const State::Each& each : state.each) {
-    if (!each.op.result)
-      return "'" + shards_[each.shard].path + "': " + each.op.result.error().message();
+    if (!each.status())
+      return "'" + shards_[each.shard].path + "': " + each.status().error().message();
   }
   return {};
 }

@@ -25,12 +25,8 @@ class ShardTransfers {
   ShardTransfers& operator=(const ShardTransfers&) = delete;
 
   // Before start(). The index of the transfer.
-  size_t read(size_t shard, uint64_t offset, Slice into) {
-    return add(Op::Kind::read, shard, offset, into);
-  }
-  size_t write(size_t shard, uint64_t offset, Slice from) {
-    return add(Op::Kind::write, shard, offset, from);
-  }
+  size_t read(size_t shard, uint64_t offset, Slice into) { return add(false, shard, offset, into); }
+  size_t write(size_t shard, uint64_t offset, Slice from) { return add(true, shard, offset, from); }
   bool empty() const;
   void start();
   // Waits for one at least: those that have ended and were not told yet. Empty: all were told.
@@ -38,14 +34,16 @@ class ShardTransfers {
   // Whether all have ended.
   bool ended() const;
   // Of one that was told.
-  const Result<size_t>& result(size_t index) const;
+  const Status& result(size_t index) const;
   // Waits for all that are left. Why the first of them failed; empty: none did.
   std::string finish();
 
  private:
   struct State;
-  size_t add(Op::Kind kind, size_t shard, uint64_t offset, Slice bytes);
-  static void on_done(Op& op) noexcept;
+  size_t add(bool write, size_t shard, uint64_t offset, Slice bytes);
+  template <typename Request>
+  static void on_done(Request& request) noexcept;
+  static void ended(State& state, size_t index) noexcept;
 
   Shards& shards_;
   const Priority priority_;

@@ -7,9 +7,11 @@
 #include <cstring>
 #include <filesystem>
 #include <random>
+#include <utility>
 
 #include "stoker/base/log.h"
 #include "stoker/store/blank.h"
+#include "stoker/store/coded/file_shard.h"
 #include "stoker/store/coded/mutation.h"
 #include "stoker/store/disk_of.h"
 #include "stoker/store/folder.h"
@@ -87,10 +89,10 @@ Status check_plan(const CodedPlan& plan) {
 
 // Disks fail as a whole: two shards on one disk are lost together. With `only`, just that one is
 // compared with the others.
-Status check_disks(const std::vector<Shard>& shards, const Shard* only = nullptr) {
-  std::vector<std::pair<Disks, const Shard*>> seen;
+Status check_disks(const std::vector<Member>& shards, const Member* only = nullptr) {
+  std::vector<std::pair<Disks, const Member*>> seen;
   std::string untold;
-  for (const Shard& shard : shards) {
+  for (const Member& shard : shards) {
     if (!shard.present()) continue;
     STOKER_ASSIGN(Disks disks, disks_of(shard.file_path));
     for (const auto& [other_disks, other] : seen) {
@@ -134,7 +136,7 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
   std::vector<std::optional<Superblock>> found(plan.paths.size());
   bool exists = false;
   for (size_t i = 0; i < plan.paths.size(); ++i) {
-    Shard& shard = shards->shards_.emplace_back();
+    Member& shard = shards->shards_.emplace_back();
     shard.path = plan.paths[i];
     STOKER_TRY(shards->open_one(shard, options, coded.files));
     if (shard.present()) shards->read_superblock(shard, found[i]);
@@ -143,7 +145,7 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
   if (exists) {
     STOKER_TRY(shards->identify(plan, found));
   } else if (const auto spoiled = std::find_if(shards->shards_.begin(), shards->shards_.end(),
-                                               [](const Shard& shard) { return shard.spoiled; });
+                                               [](const Member& shard) { return shard.spoiled; });
              spoiled != shards->shards_.end()) {
     return make_error(
         Code::mismatch,
@@ -152,7 +154,7 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
         kWhere);
   } else if (const auto hidden =
                  std::find_if(shards->shards_.begin(), shards->shards_.end(),
-                              [](const Shard& shard) { return shard.hidden.has_value(); });
+                              [](const Member& shard) { return shard.hidden.has_value(); });
              hidden != shards->shards_.end()) {
     return *hidden->hidden;
   } else if (options.create && !options.read_only) {
@@ -163,9 +165,8 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
                           "' and its companions; make it first",
                       kWhere);
   }
-  for (Shard& shard : shards->shards_) {
-    shard.log = std::make_unique<ShardLog>(shards->shape_, shards->store_,
-                                           static_cast<size_t>(&shard - shards->shards_.data()));
+  for (Member& shard : shards->shards_) {
+    shard.log = std::make_unique<ShardLog>(shards->shape_, shards->store_, shards->index_of(shard));
     if (shard.present()) name_holder(shard, options);
   }
   return shards;
@@ -174,16 +175,28 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
 Shards::~Shards() {
   while (stragglers_.await()) {  // of these files, and they tell us
   }
-  for (Shard& shard : shards_) close_store_file(loop_, shard);
+  for (Member& shard : shards_) close_store_file(loop_, shard);
+}
+
+void Shards::reach(Member& member, const FileInfo& file) const {
+  member.file = file;
+  member.shard = std::make_unique<FileShard>(loop_, file.id);
+}
+
+Status Shards::let_go(Member& member) const {
+  member.shard.reset();
+  STOKER_TRY(loop_.close(member.file.id));
+  member.file.id = -1;
+  return {};
 }
 
 void Shards::keep_files() {
-  for (Shard& shard : shards_) shard.made = false;
+  for (Member& shard : shards_) shard.made = false;
 }
 
 // What is not there is noted, not made: whether that is a lost shard or a store to be made shows
 // when all were looked at.
-Status Shards::open_one(Shard& shard, const StoreOptions& options, bool files) {
+Status Shards::open_one(Member& shard, const StoreOptions& options, bool files) {
   const std::string& path = shard.path;
   shard.file_path = files ? file_of(path) : path;
   const auto hide = [&shard](const Error& error) {
@@ -206,7 +219,7 @@ Status Shards::open_one(Shard& shard, const StoreOptions& options, bool files) {
   auto file = loop_.open(OpenFile{.path = shard.file_path, .write = !options.read_only});
   if (!file && file.error().code != Code::not_found) return hide(file.error());
   if (file) {
-    shard.file = *file;
+    reach(shard, *file);
   } else {
     shard.trouble = file.error().message();
   }
@@ -215,7 +228,7 @@ Status Shards::open_one(Shard& shard, const StoreOptions& options, bool files) {
 
 // Of the two copies the one with the higher counter. A shard that cannot be read is missing, and so
 // is one whose superblock says what cannot be: a single disk must not keep the others closed.
-void Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
+void Shards::read_superblock(Member& shard, std::optional<Superblock>& found) {
   const auto spoil = [&shard](const std::string& why) {
     shard.spoiled = true;
     shard.trouble = "'" + shard.path + "' " + why;
@@ -231,10 +244,10 @@ void Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
   std::memset(head.data(), 0, kHeadBytes);
   // Block by block: one that cannot be read does not take the other copy with it, and is written
   // anew with the next epoch.
-  IoBatch batch(loop_, Priority::demand);
+  ShardBatch batch(*this, Priority::demand);
   for (size_t at = 0; at < kHeadBytes; at += kBlock)
-    batch.read(shard.file.id, at, head.slice().sub(at, kBlock));
-  const Status status = batch.run();
+    batch.read(index_of(shard), at, head.slice().sub(at, kBlock));
+  batch.run();
   std::string impossible;
   for (const uint64_t at : kSuperblockAt) {
     const auto superblock = decode_superblock(head.span().subspan(at));
@@ -247,8 +260,8 @@ void Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
     text = text ||
            ((at < kHolderAt || at >= kHolderAt + kHolderBytes) && head.span()[at] != std::byte{0});
   if (!found && !impossible.empty()) return spoil("has " + impossible);
-  if (!found && !status) {
-    shard.trouble = status.error().message();
+  if (!found && !batch.why().empty()) {
+    shard.trouble = batch.why();
     return;
   }
   if (!found && text)
@@ -263,15 +276,15 @@ void Shards::read_superblock(Shard& shard, std::optional<Superblock>& found) {
 
 // Of a file shorter than a head. What the page cache reads to the last byte the loop reads in whole
 // sectors only.
-bool Shards::is_zeros(const Shard& shard) {
+bool Shards::is_zeros(const Member& shard) {
   AlignedBytes bytes(kHeadBytes);
   const size_t size = shard.file.bytes;
   if (shard.lock_fd >= 0) {
     if (::pread(shard.lock_fd, bytes.data(), size, 0) != static_cast<ssize_t>(size)) return false;
   } else if (size > 0) {
-    IoBatch batch(loop_, Priority::demand);
-    batch.read(shard.file.id, 0, bytes.slice().sub(0, size));
-    if (!batch.run()) return false;
+    ShardBatch batch(*this, Priority::demand);
+    batch.read(index_of(shard), 0, bytes.slice().sub(0, size));
+    if (batch.run() != 0) return false;
   }
   return std::all_of(bytes.data(), bytes.data() + size,
                      [](std::byte byte) { return byte == std::byte{0}; });
@@ -345,16 +358,15 @@ Status Shards::identify(const CodedPlan& plan, std::vector<std::optional<Superbl
     *std::find(from.begin(), from.end(), SIZE_MAX) = i;
     if (shards_[i].trouble.empty()) shards_[i].trouble = "'" + shards_[i].path + "' is blank";
   }
-  std::vector<Shard> ordered;
+  std::vector<Member> ordered;
   ordered.reserve(from.size());
   for (const size_t at : from) ordered.push_back(std::move(shards_[at]));
   shards_ = std::move(ordered);
   for (size_t i = 0; i < shards_.size(); ++i) {
-    Shard& shard = shards_[i];
+    Member& shard = shards_[i];
     shard.super.shard = i;
     if (shard.trouble.empty() || !shard.present()) continue;
-    static_cast<void>(loop_.close(shard.file.id));
-    shard.file.id = -1;
+    static_cast<void>(let_go(shard));
   }
   return {};
 }
@@ -393,7 +405,7 @@ Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const Co
   return {};
 }
 
-Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files,
+Status Shards::make_one(Member& shard, const StoreOptions& options, bool files,
                         bool had_superblock) {
   const bool there = shard.present();
   if (there && !had_superblock && shard.file.bytes >= kHeadBytes) {
@@ -408,8 +420,7 @@ Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files,
   }
   if (there && shard.file.bytes >= shape_.file_bytes()) return {};
   if (there) {
-    STOKER_TRY(loop_.close(shard.file.id));
-    shard.file.id = -1;
+    STOKER_TRY(let_go(shard));
     if (files && shard.file.bytes != 0) {
       return make_error(Code::out_of_space,
                         "'" + shard.path + "' has " + human_bytes(shard.file.bytes) +
@@ -422,7 +433,7 @@ Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files,
   auto file = loop_.open(
       OpenFile{.path = shard.file_path, .create = true, .reserve_bytes = shape_.file_bytes()});
   if (!file) return file.error().with("the shard '" + shard.path + "'");
-  shard.file = *file;
+  reach(shard, *file);
   shard.made = !there && files;
   shard.trouble.clear();
   if (files && shard.lock_fd < 0) {
@@ -432,8 +443,9 @@ Status Shards::make_one(Shard& shard, const StoreOptions& options, bool files,
 }
 
 Status Shards::replace(const std::string& named, const StoreOptions& options, bool files) {
-  Shard& shard = *std::find_if(shards_.begin(), shards_.end(),
-                               [&](const Shard& each) { return plain(each.path) == plain(named); });
+  Member& shard = *std::find_if(shards_.begin(), shards_.end(), [&](const Member& each) {
+    return plain(each.path) == plain(named);
+  });
   const std::string& path = shard.path;
   // a shard of this store: it is brought up to date without being made anew
   if (shard.present()) return {};
@@ -486,7 +498,7 @@ ShardSet Shards::knowing() const {
 
 std::string Shards::missing() const {
   std::string why;
-  for (const Shard& shard : shards_) {
+  for (const Member& shard : shards_) {
     if (!shard.present()) why += "; " + shard.trouble;
   }
   return why;
@@ -501,7 +513,7 @@ ShardSet Shards::present() const {
 ShardSet Shards::current() const {
   Epoch highest;
   std::array<uint32_t, kShardsMax> incarnations{};
-  for (const Shard& shard : shards_) {
+  for (const Member& shard : shards_) {
     if (!shard.present() || shard.super.confirmed.number <= highest.number) continue;
     highest = shard.super.confirmed;
     incarnations = shard.super.incarnations;
@@ -521,7 +533,7 @@ ShardSet Shards::current() const {
 
 uint64_t Shards::epoch_seen() const {
   uint64_t highest = 0;
-  for (const Shard& shard : shards_) {
+  for (const Member& shard : shards_) {
     if (shard.present())
       highest = std::max({highest, shard.super.confirmed.number, shard.super.proposed.number});
   }
@@ -538,20 +550,17 @@ ShardSet Shards::write_superblocks(ShardSet set, std::string& why) {
     std::memset(blocks[i].data(), 0, kBlock);
     std::memcpy(blocks[i].data(), bytes.data(), bytes.size());
   }
-  ShardSet failed = 0;
+  ShardBatch writes(*this, Priority::demand);
   for (const uint64_t turn : {0, 1}) {
-    ShardBatch writes(*this, Priority::demand);
+    if (turn == 1) writes.next_wave();
     for (size_t i = 0; i < size(); ++i) {
-      if ((set & ~failed & shard_bit(i)) != 0)
+      if ((set & shard_bit(i)) != 0)
         writes.write(i, kSuperblockAt[(shards_[i].super.counter + turn) & 1], blocks[i].slice());
     }
-    failed |= writes.run();
-    if (!writes.why().empty()) why = writes.why();
-    ShardBatch flush(*this, Priority::demand);
-    flush.sync(set & ~failed);
-    failed |= flush.run();
-    if (!flush.why().empty()) why = flush.why();
   }
+  writes.flush(set);
+  const ShardSet failed = writes.run();
+  if (failed != 0) why = writes.why();
   return failed;
 }
 
@@ -578,22 +587,92 @@ std::string read_areas(Shards& shards, Priority priority, std::span<Area> areas)
   return each.why();
 }
 
-void ShardBatch::sync(ShardSet set) {
+size_t ShardBatch::read(size_t shard, uint64_t offset, Slice into) {
+  STOKER_CHECK(shards_[shard].present());
+  Read& read = reads_.emplace_back();
+  read.request.priority = priority_;
+  read.request.offset = offset;
+  read.request.into = into;
+  read.request.done = &ShardBatch::on_done<ShardRead>;
+  read.request.context = this;
+  read.shard = shard;
+  return reads_.size() - 1;
+}
+
+ShardPut& ShardBatch::put_to(size_t shard) {
+  STOKER_CHECK(shards_[shard].present());
+  ShardPut& put = puts_[shard];
+  put.priority = priority_;
+  put.done = &ShardBatch::on_done<ShardPut>;
+  put.context = this;
+  return put;
+}
+
+void ShardBatch::write(size_t shard, uint64_t offset, Slice from) {
+  ShardPut& put = put_to(shard);
+  if (put.waves.size() <= wave_) put.waves.resize(wave_ + 1);
+  put.waves.back().push_back({offset, from});
+}
+
+void ShardBatch::flush(ShardSet set) {
   for (size_t shard = 0; shard < shards_.size(); ++shard) {
-    if ((set & shard_bit(shard)) != 0) note(shard, [&] { batch_.sync(shards_[shard].file.id); });
+    if ((set & shard_bit(shard)) != 0) put_to(shard).flush = true;
   }
 }
 
+// On a thread of the shard's. Held while notifying: whoever waits may destroy us as soon as it has
+// the lock.
+template <typename Request>
+void ShardBatch::on_done(Request& request) noexcept {
+  auto& batch = *static_cast<ShardBatch*>(request.context);
+  const std::lock_guard lock(batch.mutex_);
+  if (--batch.left_ == 0) batch.done_.notify_all();
+}
+
+void ShardBatch::begin() {
+  left_ = reads_.size() + puts_.size();
+  Plug plug(shards_.loop());
+  for (Read& read : reads_) shards_[read.shard].shard->read(read.request, plug);
+  for (auto& [shard, put] : puts_) shards_[shard].shard->put(put, plug);
+}
+
+void ShardBatch::wait() {
+  std::unique_lock lock(mutex_);
+  done_.wait(lock, [this] { return left_ == 0; });
+}
+
+void ShardBatch::note(size_t shard, const Status& status, ShardSet& failed) {
+  if (status) return;
+  if (failed == 0) why_ = "'" + shards_[shard].path + "': " + status.error().message();
+  failed |= shard_bit(shard);
+}
+
 ShardSet ShardBatch::run() {
-  static_cast<void>(batch_.run());  // each op is looked at below
+  if (empty()) return 0;
+  begin();
+  wait();
+  while (take_busy()) wait();
   ShardSet failed = 0;
-  for (size_t i = 0; i < batch_.size(); ++i) {
-    if (batch_.result(i)) continue;
-    if (failed == 0)
-      why_ = "'" + shards_[shard_of_[i]].path + "': " + batch_.result(i).error().message();
-    failed |= shard_bit(shard_of_[i]);
-  }
+  for (const Read& read : reads_) note(read.shard, read.request.status, failed);
+  for (const auto& [shard, put] : puts_) note(shard, put.status, failed);
   return failed;
+}
+
+// Puts again what a shard did not take the rest of; the same bytes go to the same places.
+bool ShardBatch::take_busy() {
+  Plug plug(shards_.loop());
+  for (auto& [shard, put] : puts_) {
+    // a disk may be busy as well, but has a number for it
+    if (put.status || put.status.error().code != Code::busy || put.status.error().sys_errno != 0)
+      continue;
+    {
+      const std::lock_guard lock(mutex_);
+      ++left_;
+    }
+    shards_[shard].shard->put(put, plug);
+  }
+  const std::lock_guard lock(mutex_);
+  return left_ > 0;
 }
 
 }  // namespace stoker::coded

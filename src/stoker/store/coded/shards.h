@@ -1,10 +1,13 @@
-// The shards of a coded store: their files, locks, identity and superblocks; who is live; batches
-// of transfers that tell which shard failed.
+// The shards of a coded store as its members: their files, locks, identity and superblocks; who is
+// live; batches of transfers that tell which shard failed.
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,13 +17,15 @@
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/coded/format.h"
 #include "stoker/store/coded/log.h"
+#include "stoker/store/coded/shard.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/coded/stragglers.h"
 #include "stoker/store/store_file.h"
 
 namespace stoker::coded {
 
-struct Shard : StoreFile {
+struct Member : StoreFile {
+  std::unique_ptr<Shard> shard;  // what its bytes are reached through, while it is present
   Superblock super;
   // why it is missing or was dropped; empty: nothing is wrong with it. Of a store that serves:
   // guarded by the CommittedMap's mutex
@@ -32,7 +37,7 @@ struct Shard : StoreFile {
   // never written to
   bool spoiled = false;
 
-  bool present() const { return file.id >= 0; }
+  bool present() const { return shard != nullptr; }
 };
 
 // Closes and unlocks when destroyed, once no reads are left behind. Not thread-safe, but for the
@@ -54,8 +59,8 @@ class Shards {
   // where one of this store is there already.
   Status replace(const std::string& named, const StoreOptions& options, bool files);
 
-  Shard& operator[](size_t shard) { return shards_[shard]; }
-  const Shard& operator[](size_t shard) const { return shards_[shard]; }
+  Member& operator[](size_t shard) { return shards_[shard]; }
+  const Member& operator[](size_t shard) const { return shards_[shard]; }
   size_t size() const { return shards_.size(); }
   Loop& loop() { return loop_; }
   Stragglers& stragglers() { return stragglers_; }
@@ -75,19 +80,25 @@ class Shards {
 
  private:
   explicit Shards(Loop& loop) : loop_(loop) {}
-  Status open_one(Shard& shard, const StoreOptions& options, bool files);
-  void read_superblock(Shard& shard, std::optional<Superblock>& found);
-  bool is_zeros(const Shard& shard);
+  size_t index_of(const Member& member) const {
+    return static_cast<size_t>(&member - shards_.data());
+  }
+  // Its bytes are reached by this file from now on.
+  void reach(Member& member, const FileInfo& file) const;
+  Status let_go(Member& member) const;  // of the file
+  Status open_one(Member& shard, const StoreOptions& options, bool files);
+  void read_superblock(Member& shard, std::optional<Superblock>& found);
+  bool is_zeros(const Member& shard);
   static const Superblock& of_most(const std::vector<std::optional<Superblock>>& found);
   Status identify(const CodedPlan& plan, std::vector<std::optional<Superblock>> found);
   Status make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded,
               const std::vector<std::optional<Superblock>>& found);
-  Status make_one(Shard& shard, const StoreOptions& options, bool files, bool had_superblock);
+  Status make_one(Member& shard, const StoreOptions& options, bool files, bool had_superblock);
 
   Loop& loop_;
   Shape shape_;
   StoreId store_{};
-  std::vector<Shard> shards_;
+  std::vector<Member> shards_;
   bool fresh_ = false;
   Stragglers stragglers_;
 };
@@ -105,37 +116,51 @@ struct Area {
 // read.
 std::string read_areas(Shards& shards, Priority priority, std::span<Area> areas);
 
-// Transfers on several shards that start together. Use once.
+// Transfers on several shards that start together: reads, and waves of what is written to each.
+// Use once.
 class ShardBatch {
  public:
-  ShardBatch(Shards& shards, Priority priority)
-      : shards_(shards), batch_(shards.loop(), priority) {}
-  size_t read(size_t shard, uint64_t offset, Slice into) {
-    return note(shard, [&] { batch_.read(shards_[shard].file.id, offset, into); });
-  }
-  size_t write(size_t shard, uint64_t offset, Slice from) {
-    return note(shard, [&] { batch_.write(shards_[shard].file.id, offset, from); });
-  }
-  void sync(ShardSet set);
-  bool empty() const { return batch_.empty(); }
-  size_t size() const { return batch_.size(); }
-  // The shards of which any transfer failed; each is told in `trouble` of its Shard by whoever
+  ShardBatch(Shards& shards, Priority priority) : shards_(shards), priority_(priority) {}
+  ShardBatch(const ShardBatch&) = delete;
+  ShardBatch& operator=(const ShardBatch&) = delete;
+
+  // The index of the read.
+  size_t read(size_t shard, uint64_t offset, Slice into);
+  void write(size_t shard, uint64_t offset, Slice from);
+  // What is written from here on follows, on each shard, once what stands before is durable there.
+  // A shard does not wait for others.
+  void next_wave() { ++wave_; }
+  // These shards make durable at the end what was written, here and before.
+  void flush(ShardSet set);
+  bool empty() const { return reads_.empty() && puts_.empty(); }
+  // The shards of which any transfer failed; each is told in `trouble` of its Member by whoever
   // drops it.
   ShardSet run();
-  bool ok(size_t index) const { return batch_.result(index).has_value(); }
+  // Of a read.
+  bool ok(size_t index) const { return reads_[index].request.status.has_value(); }
   const std::string& why() const { return why_; }  // of the first failure
 
  private:
-  template <typename Add>
-  size_t note(size_t shard, Add add) {
-    STOKER_CHECK(shards_[shard].present());
-    add();
-    shard_of_.push_back(shard);
-    return shard_of_.size() - 1;
-  }
+  struct Read {
+    ShardRead request;
+    size_t shard;
+  };
+  ShardPut& put_to(size_t shard);
+  template <typename Request>
+  static void on_done(Request& request) noexcept;
+  void begin();
+  void wait();
+  bool take_busy();
+  void note(size_t shard, const Status& status, ShardSet& failed);
+
   Shards& shards_;
-  IoBatch batch_;
-  std::vector<size_t> shard_of_;
+  const Priority priority_;
+  std::deque<Read> reads_;           // do not move
+  std::map<size_t, ShardPut> puts_;  // by shard
+  size_t wave_ = 0;
+  std::mutex mutex_;
+  std::condition_variable done_;
+  size_t left_ = 0;  // guarded by mutex_
   std::string why_;
 };
 

@@ -24,7 +24,7 @@ Health CodedStore::health() const {
   Health health = map->counts;
   health.epoch = map->epoch;
   for (size_t shard = 0; shard < shape().shards; ++shard) {
-    const Shard& each = (*shards_)[shard];
+    const Member& each = (*shards_)[shard];
     if (map->is_live(shard)) {
       health.live.push_back(each.path);
     } else {
@@ -52,7 +52,7 @@ std::vector<std::string> CodedStore::repair_plan() const {
   std::vector<std::string> plan;
   const ShardSet now = map_.live();
   for (size_t shard = 0; shard < shape().shards; ++shard) {
-    const Shard& each = (*shards_)[shard];
+    const Member& each = (*shards_)[shard];
     if ((now & shard_bit(shard)) != 0) continue;
     if (!each.present()) {
       plan.push_back((each.trouble.empty() ? "'" + each.path + "' is not there" : each.trouble) +
@@ -71,7 +71,7 @@ std::vector<std::string> CodedStore::repair_plan() const {
 void CodedStore::tell_shards() {
   const auto map = map_.lock();
   for (size_t shard = 0; shard < shards_->size(); ++shard) {
-    const Shard& each = (*shards_)[shard];
+    const Member& each = (*shards_)[shard];
     if (map->is_live(shard) && each.super.scrubbed.ended_at > map->counts.scrubbed.ended_at)
       map->counts.scrubbed = each.super.scrubbed;
     if (!map->is_live(shard))

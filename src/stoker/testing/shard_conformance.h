@@ -1,0 +1,331 @@
+// The one suite that every Shard passes. A test program includes this once and instantiates it:
+//
+//   INSTANTIATE_TEST_SUITE_P(File, ShardConformance, ::testing::Values(ShardUnderTest{...}), ...);
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stoker/store/blocking_io.h"
+#include "stoker/store/coded/shard.h"
+#include "stoker/testing/sim_engine.h"
+#include "stoker/testing/store_harness.h"
+
+namespace stoker::coded {
+
+struct ShardUnderTest {
+  std::string name;
+  // Over a disk that is in the SimDisk under the Loop.
+  std::function<std::unique_ptr<Shard>(Loop& loop, const std::string& path)> make;
+};
+
+class ShardConformance : public ::testing::TestWithParam<ShardUnderTest> {
+ protected:
+  static constexpr size_t kBlock = 4096;
+  static constexpr size_t kBlocks = 64;
+  static constexpr uint64_t kLatency = 1'000'000;
+
+  void SetUp() override { start(LoopOptions()); }
+  void start(const LoopOptions& options) {
+    shards_.clear();
+    loop_.reset();
+    disk_ = std::make_shared<SimDisk>(1);
+    SimDevice device;
+    device.latency_ns = kLatency;
+    device.jitter_ns = 0;
+    auto engine = std::move(*SimEngine::make(disk_, 64, device));
+    const Clock& clock = static_cast<SimEngine&>(*engine).clock();
+    loop_ = std::move(*Loop::make(std::move(engine), options, clock));
+    for (const std::string path : {"a", "b"}) {
+      disk_->put(path, SimImage(kBlocks * kBlock));
+      shards_.push_back(GetParam().make(*loop_, path));
+    }
+  }
+
+  // What ends is counted, and waited for.
+  struct Ends {
+    std::mutex mutex;
+    std::condition_variable changed;
+    size_t left = 0;
+    template <typename Request>
+    void expect(Request& request) {
+      const std::lock_guard lock(mutex);
+      ++left;
+      request.context = this;
+      request.done = [](Request& ended) noexcept {
+        auto& ends = *static_cast<Ends*>(ended.context);
+        const std::lock_guard held(ends.mutex);
+        --ends.left;
+        ends.changed.notify_all();
+      };
+    }
+    void wait() {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [this] { return left == 0; });
+    }
+  };
+
+  Shard& shard(size_t nth = 0) { return *shards_[nth]; }
+  // Of these bytes, in memory that lives as long as the test.
+  Slice block(uint8_t fill, size_t blocks = 1) {
+    AlignedBytes& bytes = memory_.emplace_back(blocks * kBlock);
+    std::memset(bytes.data(), fill, bytes.size());
+    return bytes.slice();
+  }
+  ShardPut put_of(std::vector<ShardPut::Wave> waves, bool flush) {
+    ShardPut put;
+    put.waves = std::move(waves);
+    put.flush = flush;
+    return put;
+  }
+  Status run(ShardPut& put) {
+    Ends ends;
+    ends.expect(put);
+    {
+      Plug plug(*loop_);
+      shard().put(put, plug);
+    }
+    ends.wait();
+    return put.status;
+  }
+  Status put(std::vector<ShardPut::Wave> waves, bool flush) {
+    ShardPut request = put_of(std::move(waves), flush);
+    return run(request);
+  }
+  // What the disk has now in this block; all of its bytes are alike.
+  int on_disk(size_t block) const {
+    std::vector<std::byte> bytes(kBlock);
+    disk_->image("a").read(block * kBlock, bytes);
+    for (const std::byte byte : bytes) {
+      if (byte != bytes[0]) return -1;
+    }
+    return std::to_integer<int>(bytes[0]);
+  }
+  std::string story() {
+    std::string told;
+    for (const SimEvent& event : disk_->stop_recording()) {
+      if (event.kind == SimEvent::Kind::flush) told += "F" + std::to_string(event.covers.size());
+      if (event.kind == SimEvent::Kind::write) told += std::to_string(event.offset / kBlock);
+      told += " ";
+    }
+    return told;
+  }
+
+  std::shared_ptr<SimDisk> disk_;
+  std::unique_ptr<Loop> loop_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::deque<AlignedBytes> memory_;
+};
+
+TEST_P(ShardConformance, WhatWasPutIsRead) {
+  ASSERT_OK(put({{{3 * kBlock, block(7, 2)}, {9 * kBlock, block(8)}}}, false));
+  const Slice into = block(0, 2);
+  const Slice other = block(0);
+  Ends ends;
+  std::deque<ShardRead> reads(2);
+  for (ShardRead& read : reads) ends.expect(read);
+  reads[0].offset = 3 * kBlock;
+  reads[0].into = into;
+  reads[1].offset = 9 * kBlock;
+  reads[1].into = other;
+  {
+    Plug plug(*loop_);
+    for (ShardRead& read : reads) shard().read(read, plug);
+  }
+  ends.wait();
+  for (const ShardRead& read : reads) EXPECT_OK(read.status);
+  EXPECT_EQ(into.data[0], std::byte{7});
+  EXPECT_EQ(into.data[2 * kBlock - 1], std::byte{7});
+  EXPECT_EQ(other.data[kBlock - 1], std::byte{8});
+}
+
+// A flush covers all of its wave; none comes that nobody asked for.
+TEST_P(ShardConformance, AWaveIsFlushedBeforeTheNext) {
+  disk_->start_recording();
+  ASSERT_OK(put({{{0, block(1)}}, {{kBlock, block(2)}}}, false));
+  EXPECT_EQ(story(), "0 F1 1 ");
+  disk_->start_recording();
+  ASSERT_OK(put({{{2 * kBlock, block(3)}}}, true));
+  EXPECT_EQ(story(), "2 F1 ");
+  disk_->start_recording();
+  ASSERT_OK(put({{}, {{3 * kBlock, block(4)}}, {}}, false));
+  EXPECT_EQ(story(), "F0 3 F1 ");
+  disk_->start_recording();
+  ASSERT_OK(put({}, true));
+  EXPECT_EQ(story(), "F0 ");
+}
+
+// A flush alone covers what was put before it.
+TEST_P(ShardConformance, AFlushCoversWhatWasPutBefore) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    start(LoopOptions());
+    ASSERT_OK(put({{{0, block(1, 4)}}}, false));
+    ASSERT_OK(put({}, true));
+    disk_->cut_power(seed);
+    disk_->restore_power();
+    for (size_t i = 0; i < 4; ++i) EXPECT_EQ(on_disk(i), 1);
+  }
+}
+
+// Wherever the power goes: where anything is of a wave all is of those before it, and all is of
+// what was told to be durable.
+TEST_P(ShardConformance, APowerCutKeepsTheOrderOfWaves) {
+  size_t whole = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    start(LoopOptions());
+    disk_->cut_power_after_changes(seed % 10, seed);
+    std::vector<ShardPut::Wave> waves;
+    for (uint8_t wave = 0; wave < 3; ++wave) {
+      const uint64_t at = 2 * wave * kBlock;
+      waves.push_back({{at, block(1)}, {at + kBlock, block(1)}});
+    }
+    const Status status = put(std::move(waves), true);
+    disk_->cut_power(seed);
+    disk_->restore_power();
+    size_t first_lacking = 6;
+    for (size_t i = 6; i-- > 0;) first_lacking = on_disk(i) == 1 ? first_lacking : i;
+    if (status) {
+      EXPECT_EQ(first_lacking, 6U) << seed;
+    }
+    whole += status ? 1 : 0;
+    for (size_t i = (first_lacking / 2 + 1) * 2; i < 6; ++i) EXPECT_EQ(on_disk(i), 0) << seed;
+  }
+  EXPECT_EQ(whole, 6U) << "9 changes: 6 writes, 3 flushes";
+}
+
+TEST_P(ShardConformance, NothingFollowsAFailedWrite) {
+  disk_->fail_nth(Op::Kind::write, 2, EIO, "a");
+  disk_->start_recording();
+  const Status status =
+      put({{{0, block(1)}}, {{kBlock, block(2)}}, {{2 * kBlock, block(3)}}}, true);
+  EXPECT_EQ(status.error().code, Code::io);
+  EXPECT_EQ(on_disk(0), 1);
+  EXPECT_EQ(on_disk(1), 0);
+  EXPECT_EQ(on_disk(2), 0);
+  EXPECT_EQ(story().substr(0, 5), "0 F1 ");
+  ASSERT_OK(put({{{kBlock, block(2)}}}, true)) << "a failure is of its request";
+  EXPECT_EQ(on_disk(1), 2);
+}
+
+TEST_P(ShardConformance, NothingFollowsAFailedFlush) {
+  disk_->fail_nth(Op::Kind::sync, 1, EIO, "a");
+  EXPECT_EQ(put({{{0, block(1)}}, {{kBlock, block(2)}}}, false).error().code, Code::io);
+  EXPECT_EQ(on_disk(1), 0);
+  disk_->fail_nth(Op::Kind::sync, 1, EIO, "a");
+  EXPECT_EQ(put({{{0, block(1)}}}, true).error().code, Code::io) << "it is not durable";
+}
+
+// A wave with a failure is waited for: nothing of a request is under way once it is done.
+TEST_P(ShardConformance, AFailedWaveIsWaitedFor) {
+  disk_->fail_nth(Op::Kind::write, 1, EIO, "a");
+  EXPECT_FALSE(put({{{0, block(1)}, {kBlock, block(2)}, {2 * kBlock, block(3)}}}, true));
+  EXPECT_EQ(on_disk(1), 2);
+  EXPECT_EQ(on_disk(2), 3);
+}
+
+TEST_P(ShardConformance, AnUnreadableBlockFailsItsOwnReadOnly) {
+  ASSERT_OK(put({{{0, block(1, 2)}}}, false));
+  disk_->spoil("a", kBlock);
+  Ends ends;
+  std::deque<ShardRead> reads(2);
+  for (size_t i = 0; i < 2; ++i) {
+    ends.expect(reads[i]);
+    reads[i].offset = i * kBlock;
+    reads[i].into = block(0);
+  }
+  {
+    Plug plug(*loop_);
+    for (ShardRead& read : reads) shard().read(read, plug);
+  }
+  ends.wait();
+  EXPECT_OK(reads[0].status);
+  EXPECT_EQ(reads[1].status.error().code, Code::io);
+}
+
+// Two shards, three requests each: one latency for reads, two for writes that are flushed. The
+// flush of one waits for no write of the other.
+TEST_P(ShardConformance, WhatAPlugHoldsBeginsAtOnce) {
+  uint64_t from = 0;
+  const auto passed = [&] {
+    const uint64_t now = loop_->clock().now_ns() / kLatency;
+    return now - std::exchange(from, now);
+  };
+  Ends ends;
+  std::deque<ShardRead> reads(6);
+  {
+    Plug plug(*loop_);
+    for (size_t i = 0; i < reads.size(); ++i) {
+      ends.expect(reads[i]);
+      reads[i].offset = i * kBlock;
+      reads[i].into = block(0);
+      shard(i % 2).read(reads[i], plug);
+    }
+  }
+  ends.wait();
+  EXPECT_EQ(passed(), 1U);
+  std::deque<ShardPut> puts(2);
+  disk_->slow("b", 5 * kLatency);
+  disk_->start_recording();
+  {
+    Plug plug(*loop_);
+    for (size_t i = 0; i < puts.size(); ++i) {
+      puts[i] = put_of({{{0, block(1)}}}, true);
+      ends.expect(puts[i]);
+      shard(i).put(puts[i], plug);
+    }
+  }
+  ends.wait();
+  EXPECT_GE(passed(), 7U);
+  std::string order;
+  for (const SimEvent& event : disk_->stop_recording())
+    order += event.path + (event.kind == SimEvent::Kind::flush ? "F " : " ");
+  EXPECT_EQ(order, "a b aF bF ");
+}
+
+// The queue may be full when the next wave is due. The request says so, and put again it ends.
+TEST_P(ShardConformance, AFullQueueIsToldAndNothingIsLost) {
+  LoopOptions options;
+  options.depth = 1;
+  options.queue_max = 4;
+  start(options);
+  ShardPut put = put_of({{{0, block(1)}}, {{kBlock, block(2)}}}, true);
+  Ends puts, others;
+  std::deque<ShardRead> reads(4);
+  {
+    const auto gate = disk_->hold();
+    puts.expect(put);
+    {
+      Plug plug(*loop_);
+      shard().put(put, plug);
+    }
+    // they wait behind it, as many as the queue takes
+    Plug plug(*loop_);
+    for (ShardRead& read : reads) {
+      others.expect(read);
+      read.into = block(0);
+      shard(1).read(read, plug);
+    }
+    plug.release();
+  }
+  puts.wait();
+  others.wait();
+  if (!put.status) {
+    EXPECT_EQ(put.status.error().code, Code::busy);
+    EXPECT_EQ(on_disk(1), 0);
+  }
+  ASSERT_OK(run(put));
+  EXPECT_EQ(on_disk(0), 1);
+  EXPECT_EQ(on_disk(1), 2);
+}
+
+}  // namespace stoker::coded
