@@ -73,6 +73,27 @@ TEST_P(Counted, AnUpdateReadsNothingAndAppendsOnceOnTheDataShardAndEachParity) {
   EXPECT_EQ(read_all(*store, "a"), content);
 }
 
+// A stripe without m disks: each of the k chunks that are left is read once, and all of them at
+// once, however many of its data chunks are to be decoded.
+TEST_P(Counted, AReadWithoutMDisksReadsEachChunkThatIsLeftOnce) {
+  const auto [k, m] = GetParam();
+  CodedWorldOptions options = quiet(k, m);
+  options.latency_ns = 1'000'000;
+  CodedWorld world(options);
+  auto store = std::move(*world.open_small());
+  const Bytes content = put(*store, "a", k * 64 * kKiB, 1);
+  store.reset();
+  for (size_t i = 0; i < m; ++i) world.disk().remove(world.paths()[i]);
+  store = std::move(*world.open_small());
+  EXPECT_EQ(read_all(*store, "a"), content) << "and its headers are known from now on";
+  const IoCounters& counters = world.runtime().loop().counters();
+  const uint64_t before = counters.read_bytes.get();
+  const uint64_t waits = world.waits();
+  EXPECT_EQ(read_all(*store, "a"), content);
+  EXPECT_EQ(counters.read_bytes.get() - before, content.size());
+  EXPECT_EQ(world.waits() - waits, 1U);
+}
+
 // One block: staged on m, decided on 1 + m, blocks on 1 + m, pages on 1 + m. By delta it reads the
 // old and the new block and the parities; where that is more than the rest of the row, the rest of
 // the row.

@@ -2,6 +2,9 @@
 // the cap.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "stoker/store/coded/reader.h"
@@ -44,42 +47,73 @@ void Reader::finish_rows(RowReads& reads) {
   map->counts.decoded_blocks += decoded;
 }
 
-// Bases, by decoding: so many rows at once, of as many runs.
-Status Reader::fetch_degraded(std::vector<Run> left, Priority priority) {
-  if (left.empty()) return {};
-  {
-    const auto map = map_.lock();
-    for (const Run& run : left) {
-      const bool live = (map->live & shard_bit(run.stripe->shards[run.chunk])) != 0;
-      if (live && run.stripe->overrides.empty()) map->bad[{run.stripe->id, run.chunk}] = run.stripe;
-      run.stripe->misses += priority == Priority::scrub ? 0 : 1;
+namespace {
+
+// Runs of one stripe that have the same rows.
+struct SameRows {
+  std::vector<Run> runs;
+  size_t count() const { return runs.front().count; }
+  SameRows part(size_t from, size_t rows) const {
+    SameRows some;
+    for (const Run& run : runs) some.runs.push_back(run.part(from, rows));
+    return some;
+  }
+  uint32_t positions() const {
+    uint32_t set = 0;
+    for (const Run& run : runs) set |= uint32_t{1} << run.chunk;
+    return set;
+  }
+};
+
+std::vector<SameRows> same_rows(const std::vector<Run>& runs) {
+  std::map<uint64_t, std::set<size_t>> cuts;  // by stripe: rows at which a run begins or ends
+  for (const Run& run : runs) cuts[run.stripe->id].insert({run.first, run.first + run.count});
+  std::map<std::pair<uint64_t, size_t>, SameRows> groups;  // stripe, first row
+  for (const Run& run : runs) {
+    const std::set<size_t>& at = cuts[run.stripe->id];
+    for (auto begin = at.find(run.first); *begin < run.first + run.count; ++begin) {
+      const size_t count = *std::next(begin) - *begin;
+      groups[{run.stripe->id, *begin}].runs.push_back(run.part(*begin - run.first, count));
     }
   }
+  std::vector<SameRows> all;
+  for (auto& [where, group] : groups) all.push_back(std::move(group));
+  return all;
+}
+
+}  // namespace
+
+// Bases, by decoding: so many rows at once. Those of the same rows are read together.
+Status Reader::fetch_degraded(const std::vector<Run>& runs, Priority priority) {
+  if (runs.empty()) return {};
+  std::vector<SameRows> left = same_rows(runs);
   std::reverse(left.begin(), left.end());  // the next one last
   size_t rows_left = 0;
-  for (const Run& run : left) rows_left += run.count;
+  for (const SameRows& group : left) rows_left += group.count();
   while (!left.empty()) {
     STOKER_ASSIGN(const ScratchPtr memory,
                   take_scratch(std::min(rows_left, kDecodedAtOnce), shape_.n(),
                                "decoding for a read of a coded store"));
     rows_left -= memory->rows;
-    std::vector<Run> now;
+    std::vector<SameRows> now;
     for (size_t rows = 0; rows < memory->rows;) {
-      const size_t count = std::min(left.back().count, memory->rows - rows);
+      const size_t count = std::min(left.back().count(), memory->rows - rows);
       now.push_back(left.back().part(0, count));
       rows += count;
-      if (count == left.back().count) {
+      if (count == left.back().count()) {
         left.pop_back();
       } else {
-        left.back() = left.back().part(count, left.back().count - count);
+        left.back() = left.back().part(count, left.back().count() - count);
       }
     }
     std::vector<RowsWanted> wanted;
     size_t at = 0;
-    for (const Run& run : now) {
-      wanted.push_back({run.stripe.get(), run.first, run.count, uint32_t{1} << run.chunk,
-                        memory->bytes.span().subspan(at, shape_.n() * run.count * kBlock)});
-      at += shape_.n() * run.count * kBlock;
+    for (const SameRows& group : now) {
+      const Run& any = group.runs.front();
+      const size_t bytes = shape_.n() * any.count * kBlock;
+      wanted.push_back({any.stripe.get(), any.first, any.count, group.positions(),
+                        memory->bytes.span().subspan(at, bytes)});
+      at += bytes;
     }
     read_rows(wanted, memory, priority);
     if (memory->bytes.lost()) {
@@ -87,13 +121,20 @@ Status Reader::fetch_degraded(std::vector<Run> left, Priority priority) {
       rows_left += memory->rows;
       continue;
     }
-    for (size_t i = 0; i < now.size(); ++i) {
-      const Run& run = now[i];
-      if (!wanted[i].status) return wanted[i].status;
-      std::memcpy(run.into, wanted[i].blocks.data() + run.chunk * run.count * kBlock,
-                  run.count * kBlock);
-    }
+    for (size_t i = 0; i < now.size(); ++i) STOKER_TRY(take_rows(now[i].runs, wanted[i]));
   }
+  return {};
+}
+
+// What came of these runs, all of the same rows.
+Status Reader::take_rows(std::span<const Run> runs, const RowsWanted& rows) {
+  for (const Run& run : runs) {
+    if (!is_set(rows.wrong, run.chunk) || !run.stripe->overrides.empty()) continue;
+    map_.lock()->bad[{run.stripe->id, run.chunk}] = run.stripe;
+  }
+  if (!rows.status) return rows.status;
+  for (const Run& run : runs)
+    std::memcpy(run.into, rows.blocks.data() + run.chunk * run.count * kBlock, run.count * kBlock);
   return {};
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "stoker/base/crc32c.h"
@@ -167,10 +168,42 @@ std::vector<Run> Reader::wrong_of(const std::vector<Run>& runs, const std::vecto
   return wrong;
 }
 
+// A base that is not read where it belongs: its shard is away, or newer blocks stand in for some.
+bool Reader::is_lost_in(ShardSet live, const Run& run) const {
+  return run.from == Run::From::base &&
+         ((live & shard_bit(run.stripe->shards[run.chunk])) == 0 || !run.stripe->overrides.empty());
+}
+
+// Takes out of `runs` those bases that stand in rows of which others of them have to be decoded:
+// these are read together, as what is wanted of a row is most of what decoding it takes.
+std::vector<Run> Reader::take_lost_rows(std::vector<Run>& runs, ShardSet live_now) const {
+  std::set<std::pair<uint64_t, size_t>> rows;  // stripe, row
+  for (const Run& run : runs) {
+    for (size_t b = 0; b < run.count && is_lost_in(live_now, run); ++b)
+      rows.emplace(run.stripe->id, run.first + b);
+  }
+  if (rows.empty()) return {};
+  std::vector<Run> direct, with_lost;
+  for (const Run& run : runs) {
+    for (size_t b = 0; b < run.count;) {
+      const auto decoded = [&](size_t at) {
+        return run.from == Run::From::base && rows.contains({run.stripe->id, run.first + at});
+      };
+      size_t end = b + 1;
+      while (end < run.count && decoded(end) == decoded(b)) ++end;
+      (decoded(b) ? with_lost : direct).push_back(run.part(b, end - b));
+      b = end;
+    }
+  }
+  runs = std::move(direct);
+  return with_lost;
+}
+
 // All runs at once from where they should be; what of them is not right there from elsewhere, again
 // all at once.
-Status Reader::fetch(const std::vector<Run>& runs, Priority priority) {
+Status Reader::fetch(std::vector<Run> runs, Priority priority) {
   const ShardSet live_now = map_.live();
+  std::vector<Run> lost = take_lost_rows(runs, live_now);
   ShardBatch batch(shards_, priority);
   std::vector<size_t> ops(runs.size(), SIZE_MAX);
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -189,10 +222,20 @@ Status Reader::fetch(const std::vector<Run>& runs, Priority priority) {
   std::vector<Run> logs = wrong_of(runs, ops, batch);
   const auto bases = std::stable_partition(
       logs.begin(), logs.end(), [](const Run& run) { return run.from == Run::From::log; });
-  std::vector<Run> lost(std::make_move_iterator(bases), std::make_move_iterator(logs.end()));
+  {
+    const auto map = map_.lock();
+    const size_t miss = priority == Priority::scrub ? 0 : 1;
+    for (const Run& run : lost) run.stripe->misses += is_lost_in(live_now, run) ? miss : 0;
+    // on live shards, where they belong: the background mends them
+    for (auto run = bases; run != logs.end(); ++run) {
+      run->stripe->misses += miss;
+      map->bad[{run->stripe->id, run->chunk}] = run->stripe;
+    }
+  }
+  lost.insert(lost.end(), std::make_move_iterator(bases), std::make_move_iterator(logs.end()));
   logs.erase(bases, logs.end());
   STOKER_TRY(fetch_from_logs(std::move(logs), priority));
-  return fetch_degraded(std::move(lost), priority);
+  return fetch_degraded(lost, priority);
 }
 
 // Whole runs from the second copy on, each from what the one before had wrong; then, as one bad

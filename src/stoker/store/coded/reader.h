@@ -74,7 +74,7 @@ class Reader {
                   std::byte* into, std::vector<Run>& runs) const;
   // Whoever finds its memory lost() after it, whatever it says, does it again into other memory: a
   // disk was given up, and refuses at once from then on.
-  Status fetch(const std::vector<Run>& runs, Priority priority);
+  Status fetch(std::vector<Run> runs, Priority priority);
   // Blocks of a VAL, from whichever log has them.
   Result<AlignedBytes> read_val(const StripePtr& stripe, const ValRef& val, size_t index,
                                 size_t count, Priority priority);
@@ -98,8 +98,11 @@ class Reader {
  private:
   std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops,
                             const ShardBatch& batch) const;
+  std::vector<Run> take_lost_rows(std::vector<Run>& runs, ShardSet live_now) const;
+  bool is_lost_in(ShardSet live, const Run& run) const;
   Status fetch_from_logs(std::vector<Run> left, Priority priority);
-  Status fetch_degraded(std::vector<Run> left, Priority priority);
+  Status fetch_degraded(const std::vector<Run>& runs, Priority priority);
+  Status take_rows(std::span<const Run> runs, const RowsWanted& rows);
 
   CommittedMap& map_;
   Shards& shards_;

@@ -76,6 +76,7 @@ uint64_t RowReads::finish(const codec::ErasureCode& code) {
   for (; batch_; begin()) take();
   uint64_t decoded = 0;
   for (size_t i = 0; i < all_.size(); ++i) {
+    all_[i].wrong = sets_[i].wrong();
     const RowSet::Decoded done = sets_[i].complete(code);
     if (!done.lost) {
       decoded += done.blocks;

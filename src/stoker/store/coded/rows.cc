@@ -58,6 +58,14 @@ bool RowSet::zeros(size_t c, size_t r) const {
                       : row_is_blank(shape_, headers_, first_ + r);
 }
 
+// Some of what is wanted cannot be read, whatever comes of the rest.
+bool RowSet::surely_decodes() const {
+  for (size_t c = 0; c < shape_.n(); ++c) {
+    if (is_set(wanted_ & ~available_, c) && !all_have(c)) return true;
+  }
+  return false;
+}
+
 uint32_t RowSet::next() {
   uint32_t chosen = 0;
   // How many it found, of `most`.
@@ -70,15 +78,20 @@ uint32_t RowSet::next() {
     }
     return found;
   };
-  for (; chosen == 0 && turn_ < 3; ++turn_) {
-    if (turn_ == 0) choose(wanted_, shape_.n());
-    if (turn_ == 0 || enough()) continue;
+  for (bool goes_on = false; (chosen == 0 || goes_on) && turn_ < 3; ++turn_) {
+    if (turn_ == 0) {
+      choose(wanted_, shape_.n());
+      goes_on = surely_decodes();
+      continue;
+    }
+    goes_on = false;
+    if (enough()) continue;
     if (turn_ == 2) {
       choose(available_, shape_.n());
       continue;
     }
     size_t sure = 0;
-    for (size_t c = 0; c < shape_.n(); ++c) sure += all_have(c) ? 1 : 0;
+    for (size_t c = 0; c < shape_.n(); ++c) sure += all_have(c) || is_set(chosen, c) ? 1 : 0;
     const size_t lacking = shape_.k - std::min(shape_.k, sure);
     const size_t found = choose(available_ & ~lagging_, lacking + (spare_ ? 1 : 0));
     if (found < lacking) choose(lagging_, lacking - found);
@@ -95,7 +108,9 @@ void RowSet::took(size_t c, bool ok) {
   for (size_t r = 0; r < count_; ++r) {
     const bool zero = zeros(c, r);
     if (zero) std::memset(at(c, r), 0, kBlock);  // whatever stood in their place
-    if (zero || (ok && known(c, r) && intact(c, r))) have_[r] |= uint32_t{1} << c;
+    const bool right = zero || (ok && known(c, r) && intact(c, r));
+    if (right) have_[r] |= uint32_t{1} << c;
+    if (!right && known(c, r)) wrong_ |= wanted_ & uint32_t{1} << c;
   }
 }
 

@@ -27,6 +27,7 @@ struct RowsWanted {
   // The answer.
   Status status = {};
   size_t blocks_read = 0;
+  uint32_t wrong = 0;  // wanted positions of which a block did not come, or not right
 };
 
 class RowSet {
@@ -37,8 +38,9 @@ class RowSet {
   RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available, uint32_t lagging = 0,
          bool spare = false);
 
-  // The positions to read now: first what is wanted; where that does not give all of it as many
-  // others as it takes (and a spare one), data before parity; then whatever is left. 0: there is
+  // The positions to read now: first what is wanted; where that does not give all of it (with it,
+  // where some of it cannot be read) as many others as it takes (and a spare one), data before
+  // parity; then whatever is left. 0: there is
   // enough, or nothing that would help. Until took() nothing of them is there.
   uint32_t next();
   // Where the block of chunk c in the r-th row goes.
@@ -56,10 +58,12 @@ class RowSet {
     std::optional<size_t> lost;
   };
   Decoded complete(const codec::ErasureCode& code);
-  size_t there(size_t r) const;  // blocks of the row
+  size_t there(size_t r) const;              // blocks of the row
+  uint32_t wrong() const { return wrong_; }  // as RowsWanted has it
 
  private:
   bool all_have(size_t c) const;
+  bool surely_decodes() const;
   bool known(size_t c, size_t r) const;
   bool intact(size_t c, size_t r) const;
   bool zeros(size_t c, size_t r) const;  // never written: known without being read
@@ -72,7 +76,7 @@ class RowSet {
   const bool spare_;
   const std::span<std::byte> blocks_;
   std::vector<uint32_t> have_;  // by row
-  uint32_t tried_ = 0, under_way_ = 0;
+  uint32_t tried_ = 0, under_way_ = 0, wrong_ = 0;
   int turn_ = 0;
 };
 

@@ -71,6 +71,23 @@ TEST_F(Rows, AsksForWhatIsWantedThenForEnoughThenForTheRest) {
   EXPECT_TRUE(right(0) && right(1));
 }
 
+// What of the wanted ones can be read is most of what decoding the rest takes: nothing twice, and
+// all of it at once.
+TEST_F(Rows, WhereSomeOfItIsLostAllIsAskedForAtOnce) {
+  RowSet rows(shape_, wanted(0b001111), 0b110110, 0, true);
+  EXPECT_EQ(rows.next(), 0b110110U) << "two that are wanted, two others; there is no spare one";
+  read(rows, 0b110110);
+  EXPECT_EQ(rows.next(), 0U);
+  EXPECT_EQ(rows.complete(code_).blocks, 2 * kRows);
+  EXPECT_TRUE(right(0) && right(1) && right(2) && right(3));
+  EXPECT_EQ(rows.wrong(), 0U);
+  RowSet rotten(shape_, wanted(0b000011), 0b111110);
+  EXPECT_EQ(rotten.next(), 0b011110U);
+  read(rotten, 0b011110, 1, 5);
+  EXPECT_EQ(rotten.wrong(), 0b000010U);
+  EXPECT_EQ(rotten.next(), 0b100000U);
+}
+
 TEST_F(Rows, AsksForNothingMoreWhenItIsThere) {
   RowSet rows(shape_, wanted(0b000100), 0b111111);
   EXPECT_EQ(rows.next(), 0b000100U);
