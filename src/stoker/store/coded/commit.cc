@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
@@ -13,8 +14,9 @@ namespace stoker::coded {
 namespace {
 
 constexpr const char* kWhere = "store/coded/commit";
-constexpr size_t kFoldAtOnce = 16;  // stripes
-constexpr size_t kFreshRows = 256;  // of a stripe that is written anew, in memory at once
+constexpr size_t kFoldAtOnce = 16;      // stripes
+constexpr size_t kFreshRows = 256;      // of a stripe that is written anew, in memory at once
+constexpr size_t kPagesMax = 4 * kMiB;  // of header pages that wait for the VALs
 
 // An update of blocks in one chunk that changes no size: one VAL a shard says it all.
 bool is_update(const TransactionState& state) {
@@ -177,10 +179,9 @@ void Committer::prepare(Prepared& commit, uint64_t& table_bytes) {
                               std::move(object.writes)});
     for (auto& [index, stripe] : object.stripes) {
       if (stripe.fresh) {
-        ShardSet written = 0;
         commit.fresh[stripe.fresh->id] = stripe.fresh;
         if (std::find(better.begin(), better.end(), &stripe) == better.end())
-          commit.status = write_fresh(commit, stripe, written);
+          commit.status = write_fresh(commit, stripe, &commit.pages);
         if (!commit.status) return;
         continue;
       }
@@ -216,8 +217,7 @@ std::vector<StagedStripe*> Committer::write_better(Prepared& commit, Transaction
       auto fresh = map_.make_stripe(object.expected);
       if (!fresh) continue;
       stripe.fresh = std::move(*fresh);
-      ShardSet written = 0;
-      if (write_fresh(commit, stripe, written)) {
+      if (write_fresh(commit, stripe, nullptr)) {
         better.push_back(&stripe);
       } else {
         stripe.fresh.reset();
@@ -276,7 +276,7 @@ Headers Committer::plan_fresh(const Prepared& commit, const StagedStripe& staged
 // Old content where it is not overwritten, the new blocks, and their parity go into the slots of
 // the fresh stripe, some rows at a time.
 Status Committer::write_fresh(const Prepared& commit, const StagedStripe& staged,
-                              ShardSet& touched) {
+                              std::vector<LogSet::Beside>* later) {
   const Stripe& fresh = *staged.fresh;
   if (staged.base) STOKER_TRY(reader_.load_headers(staged.base, Priority::write_back));
   Headers headers = plan_fresh(commit, staged);
@@ -307,31 +307,41 @@ Status Committer::write_fresh(const Prepared& commit, const StagedStripe& staged
   }
   // All pages of all chunks: a page that is not there is then a lost one, never one that was not
   // written.
-  ShardBatch batch(shards_, Priority::write_back);
-  std::vector<AlignedBytes> pages;
+  std::vector<LogSet::Beside> pages;
   for (size_t c = 0; c < shape_.n(); ++c) {
     if (!is_set(positions, c)) continue;
     // In one piece: zeros go between them, over what an older stripe left there.
-    const AlignedBytes& pairs = pages.emplace_back(header_bytes(shape_));
+    const uint64_t slot = shape_.slot_at(fresh.slots[c]);
+    pages.push_back({fresh.shards[c], slot, AlignedBytes(header_bytes(shape_))});
+    const AlignedBytes& pairs = pages.back().bytes;
     std::memset(pairs.data(), 0, pairs.size());
     for (size_t page = 0; page < shape_.pages(); ++page) {
       const HeaderPage header = page_of(shape_, fresh.id, headers, c, page);
       headers.counters[c * shape_.pages() + page] = header.counter;
-      const uint64_t at =
-          shape_.page_at(fresh.slots[c], page, header.counter) - shape_.slot_at(fresh.slots[c]);
+      const uint64_t at = shape_.page_at(fresh.slots[c], page, header.counter) - slot;
       encode_page(shape_, shards_.store(), header, pairs.span().subspan(at, kBlock));
     }
-    batch.write(fresh.shards[c], shape_.slot_at(fresh.slots[c]), pairs.slice());
-    touched |= shard_bit(fresh.shards[c]);
   }
-  if (const ShardSet now = batch.run(); now != 0) {
-    failed |= now;
-    STOKER_TRY(logs_.drop_shards(now, batch.why()));
+  // Those of all stripes of a commit go at once. But whether the joining shard has its own is to be
+  // known here.
+  if (later != nullptr && joining == shape_.n()) {
+    std::move(pages.begin(), pages.end(), std::back_inserter(*later));
+    pages.clear();
+    if (later->size() * header_bytes(shape_) >= kPagesMax) pages.swap(*later);
   }
+  STOKER_TRY(write_pages(pages, failed));
   if (joining < shape_.n() && (failed & joining_.set()) == 0) joining_.wrote(fresh.id);
   const auto map = map_.lock();
   staged.fresh->headers = std::move(headers);
   return {};
+}
+
+Status Committer::write_pages(const std::vector<LogSet::Beside>& pages, ShardSet& failed) {
+  ShardBatch batch(shards_, Priority::write_back);
+  for (const LogSet::Beside& page : pages) batch.write(page.shard, page.offset, page.bytes.slice());
+  const ShardSet now = batch.run();
+  failed |= now;
+  return now == 0 ? Status() : logs_.drop_shards(now, batch.why());
 }
 
 // What a stripe that was written before its commit holds, as write_fresh_rows() tells it.
@@ -445,8 +455,11 @@ Status Committer::append_vals(std::vector<Prepared>& commits, ShardSet& touched)
       }
     }
   }
+  std::vector<LogSet::Beside> pages;
+  for (Prepared& commit : commits)
+    std::move(commit.pages.begin(), commit.pages.end(), std::back_inserter(pages));
   std::map<size_t, LogFrame> written;
-  STOKER_TRY(logs_.append(frames, touched, written));
+  STOKER_TRY(logs_.append(frames, touched, written, pages));
   for (const Home& home : homes) {
     const auto frame = written.find(home.shard);
     if (frame == written.end()) continue;  // the shard was dropped

@@ -68,6 +68,7 @@ class Committer {
     std::string items;
     std::vector<NewVal> vals;
     std::map<uint64_t, StripePtr> fresh;
+    std::vector<LogSet::Beside> pages;  // of those, that go with the VALs
     std::vector<Touched> touched;
     Status status;
   };
@@ -77,7 +78,9 @@ class Committer {
   std::vector<StagedStripe*> write_better(Prepared& commit, TransactionState& state);
   Status name_stripes(Prepared& commit, const TransactionState& state, uint64_t& table_bytes) const;
   Result<Grant> take_frames(const std::vector<CommitRequest>& batch) const;
-  Status write_fresh(const Prepared& commit, const StagedStripe& staged, ShardSet& touched);
+  Status write_fresh(const Prepared& commit, const StagedStripe& staged,
+                     std::vector<LogSet::Beside>* later);
+  Status write_pages(const std::vector<LogSet::Beside>& pages, ShardSet& failed);
   Headers plan_fresh(const Prepared& commit, const StagedStripe& staged) const;
   void take_early(const EarlyStripe& early, uint32_t positions, Headers& headers) const;
   Status write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory,

@@ -3,6 +3,8 @@
 #include "stoker/store/coded/early.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "stoker/testing/coded_lab.h"
 
@@ -61,6 +63,28 @@ TEST_F(CodedEarly, EachChunkIsWrittenOnceAndItsPagesByOneTransfer) {
     // of each stripe a chunk and its pages on each shard; then a COMMIT on each
     EXPECT_EQ(writes(events), 3 * 2 * kN + world_.paths().size()) << piece;
     EXPECT_EQ(read_all(*store_, "a"), content_) << piece;
+  }
+}
+
+// The pages of all stripes with their flush; then the COMMIT and its flush.
+TEST(CodedEarlyWaits, ACommitOfManyStripesWaitsForFourTransfers) {
+  for (const size_t stripes : {2, 8}) {
+    CodedWorldOptions options = quiet(4, 2);
+    options.latency_ns = 1'000'000;
+    CodedWorld world(options);
+    auto store = std::move(*world.open_small());
+    Bytes content = pattern(stripes * 4 * 64 * kKiB, 1);
+    const IoCounters& counters = world.runtime().loop().counters();
+    const uint64_t before = counters.written_bytes.get();
+    auto change = std::move(*store->begin());
+    ASSERT_OK(change->resize("a", content.size()));
+    ASSERT_OK(change->write("a", 0, slice_of(content)).wait());
+    const uint64_t bytes = before + stripes * 6 * 64 * kKiB;
+    for (int i = 0; i < 5000 && counters.written_bytes.get() < bytes; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const uint64_t waits = world.waits();
+    ASSERT_OK(change->commit(Durability::durable).wait());
+    EXPECT_EQ(world.waits() - waits, 4U) << stripes;
   }
 }
 

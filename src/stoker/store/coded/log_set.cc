@@ -38,7 +38,7 @@ ShardSet LogSet::without_room(const std::map<size_t, FrameBuilder>& frames) cons
 }
 
 Status LogSet::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
-                      std::map<size_t, LogFrame>& written) {
+                      std::map<size_t, LogFrame>& written, std::span<const Beside> beside) {
   if (const ShardSet full = without_room(frames); full != 0) {
     return make_error(
         Code::out_of_space,
@@ -55,6 +55,10 @@ Status LogSet::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
     const LogFrame& made = written.emplace(shard, shards_[shard].log->append(frame)).first->second;
     batch.write(shard, made.offset, made.bytes.slice());
     touched |= shard_bit(shard);
+  }
+  for (const Beside& each : beside) {
+    if ((set & shard_bit(each.shard)) != 0)
+      batch.write(each.shard, each.offset, each.bytes.slice());
   }
   // Each shard makes its frame durable as soon as it is written: none waits for another.
   if (!mutated(Mutation::skip_flush)) batch.flush(touched & set);

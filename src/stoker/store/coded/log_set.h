@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,10 +27,16 @@ class LogSet {
 
   // Segments that commits leave to folds and to the next opening.
   static constexpr size_t kReserve = 2;
-  // Writes the frames, one a shard, and flushes these shards and `touched`. Drops shards that fail;
-  // an error if too few are left.
+  // Bytes for a shard that go with the frames.
+  struct Beside {
+    size_t shard;
+    uint64_t offset;
+    AlignedBytes bytes;
+  };
+  // Writes the frames, one a shard, and what goes with them, and flushes these shards and
+  // `touched`. Drops shards that fail; an error if too few are left.
   Status append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
-                std::map<size_t, LogFrame>& written);
+                std::map<size_t, LogFrame>& written, std::span<const Beside> beside = {});
   // Into one shard's log, not flushed. They are settled: none of them needs its COMMIT any more.
   // Errors: io, and out_of_space where the log would have too little left.
   Status append_settled(size_t shard, const std::vector<std::pair<StripePtr, ValRef>>& vals);
