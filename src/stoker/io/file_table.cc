@@ -236,8 +236,7 @@ bool startable(Op& op, const FileTable::File* file) {
     return false;
   }
   if (!file->write && (op.kind == Op::Kind::write || op.kind == Op::Kind::trim)) {
-    op.result =
-        make_error(Code::read_only, "'" + file->path + "' was opened read-only", kWhere);
+    op.result = make_error(Code::read_only, "'" + file->path + "' was opened read-only", kWhere);
     return false;
   }
   if (Status status = check_op(op, file->info.align, file->path); !status) {
