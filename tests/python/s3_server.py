@@ -14,11 +14,12 @@ It serves the same on 127.0.0.1, 127.0.0.2 and 127.0.0.3.
   right}.
 
 A fault is {"kind", "method", "match" (a part of path and query), "times"}; a status also
-{"signed": "host" or "region" that the request is for}. Kinds: slow (seconds
-before it is done), status (status, code or body, headers), close (before it is done), close_after (when it
-is done), stall and stall_in_body (seconds), truncate (bytes), wrong_range, late_error (200 with an
-error), lost_part (of an upload), page_loop, blank and blank_before (200 that says nothing), replace and vanish (what becomes
-of the object behind this answer), wrong_bytes (the body of a PUT is damaged on its way).
+{"signed": "host" or "region" that the request is for}. Kinds: slow (seconds before it is done),
+status (status, code or body, headers), close (before it is done), close_after (when it is done),
+stall and stall_in_body (seconds), truncate (bytes), wrong_range, late_error (200 with an error),
+lost_part (of an upload), page_loop, blank and blank_before (200 that says nothing), replace and
+vanish (what becomes of the object behind this answer), wrong_bytes (the body of a PUT is damaged
+on its way).
 """
 
 from __future__ import annotations

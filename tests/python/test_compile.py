@@ -194,12 +194,12 @@ def test_cuda_graphs_are_refused(offload, how):
         torch.compile(make(), **how),
     ):
         with pytest.raises(
-            errors.InvalidArgument, match="compiled with CUDA graphs.*compile its blocks one by one"
+            errors.InvalidArgument, match="compiled with CUDA graphs.*Compile its blocks one by one"
         ):
             offload(compiled, dram=ROOM)
     model, opt = offload(make(), dram=ROOM)  # what was refused took nothing
     with pytest.raises(
-        errors.InvalidArgument, match="compiled with CUDA graphs.*compile its blocks one by one"
+        errors.InvalidArgument, match="compiled with CUDA graphs.*Compile its blocks one by one"
     ):
         loss_of(torch.compile(model, **how), batch(0))
     assert len(run(model, opt)) == 4

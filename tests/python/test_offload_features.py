@@ -202,7 +202,7 @@ def test_state_dict_on_a_full_disk_is_an_error_and_not_the_end(offload, tmp_path
         patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(
             errors.OutOfSpace,
-            match=rf"in {tmp_path}/store, which has no room for \d+ MiB.*make room",
+            match=rf"needs \d+ MiB .* in {tmp_path}/store, which has no room.*Free some space",
         ):
             model.state_dict()
     train_step(model, opt, 1)

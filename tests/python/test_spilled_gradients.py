@@ -571,7 +571,7 @@ def test_collectives_are_refused_as_they_write_unseen(pair, alone):
         lambda: alone.all_gather([plain], grad),
         lambda: alone._functional_collectives.all_reduce(grad, "sum", alone.group.WORLD),
     ):
-        with pytest.raises(errors.Unsupported, match=r"reduce a copy: g = p.grad.clone\(\)"):
+        with pytest.raises(errors.Unsupported, match=r"Reduce a copy: g = p.grad.clone\(\)"):
             wrong()
     # a list in a list is not looked into; each is copied to, which is any operation
     alone.all_gather([grad], plain * 2)
