@@ -25,6 +25,7 @@ from stoker.checkpoint import checkpoints as whole
 from stoker.checkpoint.manifest import MANIFEST, Manifest, hash_of
 from stoker.checkpoint.pace import FAILURES_EVERY, Pace
 from stoker.checkpoint.reading import Reader
+from stoker.checkpoint.workspace import Tier
 from stoker.ckpt import cli
 
 
@@ -428,3 +429,52 @@ def test_a_path_of_lightning_holds_what_was_saved_last(tmp_path, monkeypatch):
         assert found["note"] == step and torch.equal(found["state_dict"]["w"], value)
     files.remove_checkpoint(path)
     assert not path.exists()
+
+
+def test_a_manifest_that_met_its_own_write_is_no_conflict():
+    """Its first answer was lost, and so was the look; the second try found it there."""
+    done, reads = [], []
+
+    class Transaction:
+        def require(self, key, tag):
+            assert tag is None
+
+        def resize(self, key, size):
+            pass
+
+        def write_bytes(self, key, at, data):
+            self.data = data
+
+        def commit(self, durability):
+            return self
+
+        def wait(self):
+            done.append(self.data)
+            if len(done) == 1:
+                raise errors.InDoubt("the answer was lost")
+            raise errors.Conflict("it is there")
+
+    def read_bytes(key):
+        reads.append(key)
+        if len(reads) == 1:
+            raise errors.IoError("the link is down")
+        return done[0]
+
+    tier = Tier.__new__(Tier)
+    tier.store = types.SimpleNamespace(begin=Transaction, read_bytes=read_bytes)
+    tier.put("step-000001-000000-0000", MANIFEST, b"ours", new=True)
+    assert len(done) == len(reads) == 2
+    with pytest.raises(errors.Conflict):  # of somebody else's, with no doubt
+        tier.put("step-000001-000000-0000", MANIFEST, b"other", new=True)
+
+
+def test_what_was_saved_just_now_stays_also_by_hand(tmp_path):
+    """The store holds later steps, of a run that went on from an older one."""
+    model = nn.Linear(4, 4)
+    with checkpoints(tmp_path, keep=3) as ckpt:
+        for step in (100, 110, 120):
+            ckpt.save(step, model=model).wait("durable")
+    with checkpoints(tmp_path, keep=3) as ckpt:
+        ckpt.save(60, model=model, force=True).wait("durable")
+        assert not any("step-000060" in each for each in ckpt.collect_garbage())
+        assert steps_in(tmp_path) == [60, 100, 110, 120]

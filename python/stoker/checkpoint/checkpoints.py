@@ -150,6 +150,7 @@ class Checkpoints:
             raise
         self._thread: threading.Thread | None = None
         self._handle: Handle | None = None
+        self._just: Name | None = None  # what this run saved last
         self._failed: BaseException | None = None
         self._pace = Pace(failures_every)
         self._copying = {each: Pace(failures_every) for each in compositions[1:]}
@@ -392,6 +393,7 @@ class Checkpoints:
             self._pace.persist = time.monotonic() - begin
             self.costs.saved += 1
             self.costs.bytes += written
+            self._just = name
             handle.reached("durable")
             handle.reached(first.composition)
             if ranks is None:
@@ -518,10 +520,11 @@ class Checkpoints:
 
     def _retain(self, tier: Tier, just: Name | None = None) -> list[Name]:
         """Nothing that is whole goes before the newest was read back."""
+        just = just or self._just
         gone = removable(tier, self.keep, just)
         if gone:
             try:
-                check_newest(tier, gone, self._ring)
+                check_newest(tier, gone, self._ring, just)
             except Corruption:
                 self._anew = True  # the next save takes no file over from it
                 raise

@@ -108,13 +108,14 @@ def removable(tier: Tier, keep: Keep, just: Name | None = None) -> list[Name]:
     return gone + sorted(name for name in given_up if name.attempt < newest.attempt)
 
 
-def check_newest(tier: Tier, gone: list[Name], ring: Ring) -> None:
-    """Reads the newest that stays, before others go. Corruption if it is damaged."""
+def check_newest(tier: Tier, gone: list[Name], ring: Ring, just: Name | None = None) -> None:
+    """Reads the newest that stays, before others go: `just`, if it is there, as a store may hold
+    newer steps of another run. Corruption if it is damaged."""
     kept = [each.name for each in sound(tier) if each.name not in gone]
     if not kept:
         return
     try:
-        Reader(tier, max(kept), ring, []).verify()
+        Reader(tier, just if just in kept else max(kept), ring, []).verify()
     except (Corruption, NotFound) as error:
         raise Corruption(
             f"nothing is removed, as the newest checkpoint is damaged: {error}; remove its folder,"

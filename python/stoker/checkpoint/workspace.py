@@ -180,6 +180,7 @@ class Tier:
     def put(self, name: Name, file: str, data: bytes, new: bool = False) -> None:
         """A small file, durable when it returns. `new`: Conflict if it is there."""
         key = f"{name}/{file}"
+        doubted = False
         for last in (False, False, True):
             txn = self.store.begin()
             if new:
@@ -190,11 +191,17 @@ class Tier:
             try:
                 txn.commit("durable").wait()
                 return
-            except InDoubt:  # the answer of a bucket was lost: it may be there, with these bytes
+            except (InDoubt, Conflict) as error:
+                # The answer of a bucket was lost: it may be there, with these bytes. Then the next
+                # try meets its own write.
+                conflict = isinstance(error, Conflict)
+                if conflict and not doubted:
+                    raise
+                doubted = True
                 with contextlib.suppress(StokerError):
                     if self.store.read_bytes(key) == data:
                         return
-                if last:
+                if last or conflict:
                     raise
 
     def put_manifest(self, name: Name, data: bytes, files: list[str]) -> None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
@@ -104,6 +105,7 @@ void Committer::commit(std::vector<CommitRequest> batch) {
     epoch = map->epoch;
     if (map->refused) status = *map->refused;
   }
+  size_t waiting = 0;  // bytes of pages that go with the VALs, of all commits
   for (CommitRequest& request : batch) {
     Prepared& commit = commits.emplace_back();
     commit.request = &request;
@@ -112,6 +114,7 @@ void Committer::commit(std::vector<CommitRequest> batch) {
     if (!commit.status) continue;
     commit.stamp = make_stamp(epoch, next);
     prepare(commit, table_bytes);
+    if (commit.status) commit.status = bound_pages(commit, waiting);
     if (commit.status) ++next;
   }
   std::vector<Prepared> going;
@@ -334,6 +337,17 @@ Status Committer::write_fresh(const Prepared& commit, const StagedStripe& staged
   const auto map = map_.lock();
   staged.fresh->headers = std::move(headers);
   return {};
+}
+
+// Header pages of a batch that are more than kPagesMax are written before its VALs.
+Status Committer::bound_pages(Prepared& commit, size_t& waiting) {
+  const size_t bytes = commit.pages.size() * header_bytes(shape_);
+  if (waiting + bytes < kPagesMax) {
+    waiting += bytes;
+    return {};
+  }
+  ShardSet failed = 0;
+  return write_pages(std::exchange(commit.pages, {}), failed);
 }
 
 Status Committer::write_pages(const std::vector<LogSet::Beside>& pages, ShardSet& failed) {

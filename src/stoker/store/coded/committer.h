@@ -80,6 +80,7 @@ class Committer {
   Result<Grant> take_frames(const std::vector<CommitRequest>& batch) const;
   Status write_fresh(const Prepared& commit, const StagedStripe& staged,
                      std::vector<LogSet::Beside>* later);
+  Status bound_pages(Prepared& commit, size_t& waiting);
   Status write_pages(const std::vector<LogSet::Beside>& pages, ShardSet& failed);
   Headers plan_fresh(const Prepared& commit, const StagedStripe& staged) const;
   void take_early(const EarlyStripe& early, uint32_t positions, Headers& headers) const;
