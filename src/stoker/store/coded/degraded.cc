@@ -77,6 +77,7 @@ std::vector<SameRows> same_rows(const std::vector<Run>& runs) {
     }
   }
   std::vector<SameRows> all;
+  all.reserve(groups.size());
   for (auto& [where, group] : groups) all.push_back(std::move(group));
   return all;
 }
