@@ -120,8 +120,9 @@ Result<std::unique_ptr<Client>> Client::make(const Location& location) {
   auto endpoint = parse_endpoint(!named.empty() ? named
                                                 : "https://s3." + target.region + ".amazonaws.com" +
                                                       (china ? ".cn" : ""));
-  if (!endpoint)
-    return endpoint.error().with("the endpoint '" + named + "' that the environment names");
+  if (!endpoint)  // an endpoint may hold a password: it is not printed
+    return endpoint.error().with(named.empty() ? "the region '" + target.region + "'"
+                                               : std::string("the endpoint of the environment"));
   target.endpoint = std::move(*endpoint);
   const bool dotted = location.bucket.find('.') != std::string::npos;  // no certificate is for it
   target.host_style = location.style == Style::host || (location.style == Style::chosen &&

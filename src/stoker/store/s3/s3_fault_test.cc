@@ -660,6 +660,8 @@ TEST_F(S3Fault, TheEnvironmentMayNameTheEndpointAndAFileTheCredentials) {
   const auto opened = open_s3_store("s3://bucket/some/prefix?patience=0", runtime_->runtime(), {});
   setenv("AWS_ENDPOINT_URL_S3", "http://host/path", 1);
   const auto bad = open_s3_store("s3://bucket?patience=0", runtime_->runtime(), {});
+  setenv("AWS_ENDPOINT_URL_S3", "http://user:password@host", 1);
+  const auto with_user = open_s3_store("s3://bucket?patience=0", runtime_->runtime(), {});
   for (const char* name : {"AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_PROFILE",
                            "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"})
     unsetenv(name);
@@ -667,6 +669,8 @@ TEST_F(S3Fault, TheEnvironmentMayNameTheEndpointAndAFileTheCredentials) {
   ASSERT_OK(opened);
   EXPECT_EQ(read_all(**opened, "object"), pattern(1000, 1));
   EXPECT_EQ(code_of(bad), Code::invalid_argument);
+  ASSERT_FALSE(with_user);
+  EXPECT_EQ(with_user.error().message().find("password"), std::string::npos);
 }
 
 class LastLine final : public spdlog::sinks::base_sink<std::mutex> {
