@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import base64
 import calendar
+import contextlib
 import hashlib
 import hmac
 import json
@@ -52,6 +53,7 @@ class World:
         self.uploads: dict[
             str, tuple[str, dict[str, str], dict[int, tuple[bytes, str, str]], bool]
         ] = {}
+        self.tests = 0  # that began: what a request of an older one finds is not its own
         self.reset({})
 
     def reset(self, control: dict) -> None:
@@ -71,6 +73,7 @@ class World:
         self.log: list[tuple[str, str, int, str]] = []
         self.arrived = self.peak = self.checked = 0
         if control.get("clear"):
+            self.tests += 1
             self.objects.clear()
             self.uploads.clear()
 
@@ -192,8 +195,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def gone(self) -> None:
         self.close_connection = True
-        self.wfile.flush()
-        self.connection.shutdown(2)
+        with contextlib.suppress(OSError):  # the client may be gone first
+            self.wfile.flush()
+            self.connection.shutdown(2)
 
     def error(self, status: int, code: str, message: str = "as the test wants it") -> None:
         self.answer(
@@ -363,10 +367,13 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, json.dumps(found).encode())
 
     def serve_store(self, body: bytes) -> None:
-        if stall := WORLD.fault(self.command, self.path, {"stall"}):
-            time.sleep(stall["seconds"])
-        if slow := WORLD.fault(self.command, self.path, {"slow"}):
-            time.sleep(slow["seconds"])
+        of = WORLD.tests
+        for kind in ("stall", "slow"):
+            if fault := WORLD.fault(self.command, self.path, {kind}):
+                time.sleep(fault["seconds"])
+        if WORLD.tests != of:
+            self.gone()
+            return
         if WORLD.fault(self.command, self.path, {"blank_before"}):
             self.answer(200, b" \n")
             return
