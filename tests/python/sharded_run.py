@@ -126,6 +126,38 @@ def killed(tell, rank, world, store, victim, after) -> None:
     tell(saved=2)
 
 
+def copied(tell, rank, world, store, also) -> None:
+    """Saves with a second store that is too slow for the second copy, and one that fails."""
+    model, opt = made(world, "float32", 0, None)
+    stores = [str(also), str(also) + "-broken"]
+    ckpt = stoker.Checkpoints(store, every="auto", also=stores)
+    ckpt.save(1, model=model, optimizer=opt).wait(stores[0])
+    ckpt.wait()
+    if rank == 0:  # the one that copies
+        ckpt._copying[f"dir:{stores[0]}"].persist = 3600.0
+        ckpt._copying[f"dir:{stores[1]}"]._last = None
+        put = ckpt._tiers[2].put_manifest
+
+        def fails(*given):
+            raise stoker.errors.IoError("the link is down")
+
+        ckpt._tiers[2].put_manifest = fails
+    handle = ckpt.save(2, model=model, optimizer=opt, force=True)
+    told = []
+    for each in ("durable", *stores):
+        try:
+            handle.wait(each, timeout=60)
+            told.append(None)
+        except stoker.errors.StokerError as error:
+            told.append(f"{type(error).__name__}: {error}")
+    if rank == 0:
+        ckpt._tiers[2].put_manifest = put
+    ckpt._finish()
+    ckpt._failed = None  # it was heard
+    ckpt.close()
+    tell(told=told)
+
+
 def goes_on(tell, rank, world, store, steps, straggler=None) -> None:
     """Saves each step, from the newest that is there to `steps`, unless it is killed before."""
     model, opt = made(world, "float32", 0, None)

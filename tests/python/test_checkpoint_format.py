@@ -126,6 +126,10 @@ def test_a_manifest_that_breaks_a_rule_is_refused_whatever_it_says(saved):
         {"files": [{**good["files"][0], "chunks": 7}]},
         {"files": [{**good["files"][0], "bytes": 1 << 70}]},
         {"state": [{"name": "a"}]},
+        {"created": 10**400},
+        {"created": -1.0},
+        {"created": 1e300},
+        {"metric": 10**400},
     ):
         with pytest.raises((errors.Corruption, errors.Mismatch), match="here"):
             parse({**good, **wrong})
@@ -217,7 +221,24 @@ def test_no_manifest_makes_a_whole_read_fail_otherwise(saved, tmp_path, rounds):
     shutil.copytree(saved, store / saved.name)
     text = (saved / MANIFEST).read_bytes()
     good = text[: text.rindex(b',"digest"')] + b"}"
-    odd = [None, -1, 0, 1, 7, 1 << 40, 1.5, "", "x", "float16", [], [1], {}, {"__part__": 5}, True]
+    odd = [
+        None,
+        -1,
+        0,
+        1,
+        7,
+        1 << 40,
+        10**400,
+        1.5,
+        "",
+        "x",
+        "float16",
+        [],
+        [1],
+        {},
+        {"__part__": 5},
+        True,
+    ]
 
     def places(value, found) -> list:
         for key in value if isinstance(value, dict) else range(len(value)):

@@ -48,10 +48,10 @@ def broken(monkeypatch):
     """Copies to the store "broken" fail."""
     really = whole.copy_checkpoint
 
-    def copy(source, to, *given):
+    def copy(source, to, *given, **more):
         if to.composition.endswith("/broken"):
             raise errors.IoError("the link is down")
-        really(source, to, *given)
+        really(source, to, *given, **more)
 
     monkeypatch.setattr(whole, "copy_checkpoint", copy)
 
@@ -91,10 +91,10 @@ def test_auto_never_waits_for_a_copy_to_a_slow_store(tmp_path, monkeypatch):
     model, go = nn.Linear(4, 4), []
     really = whole.copy_checkpoint
 
-    def copy(*given):
+    def copy(*given, **more):
         while not go:
             time.sleep(0.01)
-        really(*given)
+        really(*given, **more)
 
     monkeypatch.setattr(whole, "copy_checkpoint", copy)
     with checkpoints(tmp_path / "run", every="auto", also=[f"{tmp_path}/slow"]) as ckpt:
@@ -114,6 +114,8 @@ def test_the_time_between_failures_is_learned_from_restarts(tmp_path):
     pace.restarted({"ran_seconds": 3600.0, "restarts": 8})
     assert pace.failures_every == pytest.approx((FAILURES_EVERY + 3600) / 10, rel=0.01)
     pace.restarted({"ran_seconds": "x", "restarts": -1})  # of another version
+    pace.restarted({"ran_seconds": 10**400, "restarts": 1})
+    pace.restarted({"ran_seconds": 1, "restarts": 10**400})
     assert pace.restarts == 9
 
     model = nn.Linear(4, 4)
@@ -286,7 +288,7 @@ def test_weights_in_a_store_are_neither_saved_nor_restored_as_placeholders(tmp_p
 
 def test_a_run_that_got_sigterm_waits_no_longer_than_its_grace(tmp_path, monkeypatch):
     model, go = nn.Linear(4, 4), threading.Event()
-    monkeypatch.setattr(whole, "copy_checkpoint", lambda *_: go.wait(60))
+    monkeypatch.setattr(whole, "copy_checkpoint", lambda *_, **__: go.wait(60))
     with pytest.raises(SystemExit) as ended:  # noqa: SIM117
         with checkpoints(tmp_path / "run", grace=60.0, also=[f"{tmp_path}/slow"]) as ckpt:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -338,6 +340,78 @@ def test_a_damaged_file_is_not_taken_over_once_that_is_known(tmp_path):
         assert steps_in(tmp_path / "run") == [3]
         assert cli.main(["verify", f"{tmp_path}/run"]) == 0
         assert ckpt.restore(model=model).folder == third.folder
+
+
+def test_a_damaged_file_of_a_copy_is_not_taken_over_once_that_is_known(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(8, 8))
+    model[0].requires_grad_(False)
+    far = tmp_path / "far"
+    with checkpoints(tmp_path / "run", keep=1, also=[str(far)]) as ckpt:
+        first = ckpt.save(1, model=model)
+        ckpt.wait()
+        flip(far / first.folder / "model-00002-of-00002.safetensors", 4100)
+        ckpt.save(2, model=model)  # takes over the damaged file
+        with pytest.raises(errors.Corruption, match="nothing is removed, as the newest"):
+            ckpt.wait()
+        ckpt.save(3, model=model)
+        ckpt.wait()
+        assert steps_in(far) == [3] == steps_in(tmp_path / "run")
+        assert cli.main(["verify", str(far)]) == 0
+
+
+def test_close_brings_the_newest_to_all_stores_that_take_it(tmp_path, broken, caplog):
+    model = nn.Linear(4, 4)
+    also = [f"{tmp_path}/broken", f"{tmp_path}/sound"]
+    ckpt = checkpoints(tmp_path / "run", every="auto", also=also)
+    for each in also:
+        ckpt._copying[f"dir:{each}"].persist = 3600.0
+        ckpt._copying[f"dir:{each}"]._last = time.monotonic()
+    ckpt.save(1, model=model).wait("durable")
+    ckpt.wait()
+    assert steps_in(tmp_path / "sound") == []
+    with pytest.raises(errors.IoError, match="link is down"):
+        ckpt.close()
+    assert steps_in(tmp_path / "sound") == [1]
+    assert "broken did not get step-000001" in caplog.text
+    ckpt.close()  # nothing is left to do
+
+
+def test_a_first_store_that_cannot_be_listed_leaves_nothing_to_a_second_close(
+    tmp_path, monkeypatch
+):
+    ckpt = checkpoints(tmp_path / "run", every="auto", also=[f"{tmp_path}/far"])
+    ckpt._copying[f"dir:{tmp_path}/far"].persist = 3600.0
+    ckpt._copying[f"dir:{tmp_path}/far"]._last = time.monotonic()
+    ckpt.save(1, model=nn.Linear(4, 4)).wait("durable")
+    ckpt.wait()
+
+    def names() -> list:
+        raise errors.IoError("the disk is gone")
+
+    monkeypatch.setattr(ckpt._tiers[0], "names", names)
+    with pytest.raises(errors.IoError, match="disk is gone"):
+        ckpt.close()
+    ckpt.close()
+
+
+def test_a_lack_of_memory_is_no_damage(tmp_path, monkeypatch):
+    """restore() does not go back to an older checkpoint for it."""
+    model, opt = made()
+    with checkpoints(tmp_path / "run") as ckpt:
+        for step in (1, 2):
+            train(model, opt, step)
+            ckpt.save(step, model=model, optimizer=opt).wait()
+        really = torch.empty
+
+        def empty(*size, **given):
+            if str(given.get("device")) == "cpu":
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            return really(*size, **given)
+
+        monkeypatch.setattr(torch, "empty", empty)
+        with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
+            ckpt.restore(model=model, optimizer=opt)
+        assert not isinstance(caught.value, errors.StokerError)
 
 
 def test_the_command_says_what_is_damaged_before_anything_goes(tmp_path, capsys):

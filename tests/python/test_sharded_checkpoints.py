@@ -83,6 +83,15 @@ def test_copies_of_shards_are_written_once(tmp_path):
     same_as(saved, loaded(tmp_path, 0, folder))
 
 
+def test_every_rank_hears_which_stores_have_no_copy(tmp_path):
+    told = ran(tmp_path, 2, sharded_run.copied, store=tmp_path / "run", also=tmp_path / "far")
+    for ((line),) in told:
+        durable, passed, failed = line["told"]
+        assert durable is None
+        assert passed.startswith("NotFound: step 2 was not copied to"), passed
+        assert failed.startswith("IoError") and "the link is down" in failed, failed
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(("first", "then"), list(itertools.product((1, 2, 3, 4), (0, 1, 2, 3, 4))))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -155,7 +155,8 @@ class Checkpoints:
         self._pace = Pace(failures_every)
         self._copying = {each: Pace(failures_every) for each in compositions[1:]}
         self._behind: dict[str, Name] = {}  # what tiers did not get yet
-        self._restarted = self._anew = self._told = False
+        self._restarted = self._told = False
+        self._anew: set[str] = set()  # tiers whose newest is damaged: the next takes no file of it
         self._ends: float | None = None  # when a run that got SIGTERM must have ended
         self.costs = Costs()
         self._grace = Grace(grace) if grace is not None else None
@@ -399,9 +400,7 @@ class Checkpoints:
             if ranks is None:
                 self._spread(handle, name)
             else:
-                if ranks.leads:
-                    ranks.back.guard("spread", lambda: self._spread(handle, name))
-                ranks.back.exchange("spread")
+                self._spread_together(ranks, handle, name)
             log.info(
                 "checkpoint %s: %s in %.1f s",
                 name,
@@ -437,6 +436,21 @@ class Checkpoints:
         if errors:
             raise errors[0]
 
+    def _spread_together(self, ranks: Together, handle: Handle, name: Name) -> None:
+        """Rank 0 does it, and all ranks hear which tiers have it, which do not, and what failed."""
+
+        def spread() -> StokerError | None:
+            try:
+                self._spread(handle, name)
+            except StokerError as error:  # told behind what other tiers have
+                return error
+            return None
+
+        error = ranks.back.guard("spread", spread) if ranks.leads else None
+        told = ranks.back.exchange("spread", facts=handle.outcome() if ranks.leads else None)
+        handle.hears(told[0])
+        ranks.back.exchange("spread ended", error)
+
     def _copy(self, handle: Handle, name: Name, tier: Tier) -> bool:
         """Whether the tier got it: with every="auto" it does if a copy pays."""
         pace, begin, used = self._copying[tier.composition], time.monotonic(), time.thread_time()
@@ -444,7 +458,7 @@ class Checkpoints:
         if self._every == "auto" and not pace.due(begin):
             handle.passes(tier.composition)
             return False
-        copy_checkpoint(self._tiers[0], tier, name, self._ring)
+        self._copy_to(tier, name)
         del self._behind[tier.composition]
         handle.reached(tier.composition)
         now = time.monotonic()
@@ -452,13 +466,26 @@ class Checkpoints:
         pace.saved(now, time.thread_time() - used)
         return True
 
+    def _copy_to(self, tier: Tier, name: Name) -> None:
+        anew = tier.composition in self._anew
+        copy_checkpoint(self._tiers[0], tier, name, self._ring, anew=anew)
+        self._anew.discard(tier.composition)
+
     def _catch_up(self) -> None:
-        """Brings the newest to the tiers that did not get it."""
-        there = self._tiers[0].names()
+        """Brings the newest to the tiers that did not get it. One that fails keeps none from the
+        others; the first error is raised."""
+        behind, self._behind = self._behind, {}
+        there, errors = self._tiers[0].names(), []
         for tier in self._tiers[1:]:
-            if (name := self._behind.pop(tier.composition, None)) in there:
-                copy_checkpoint(self._tiers[0], tier, name, self._ring)
-                self._retain(tier, name)
+            if (name := behind.get(tier.composition)) in there:
+                try:
+                    self._copy_to(tier, name)
+                    self._retain(tier, name)
+                except StokerError as error:
+                    log.error("%s did not get %s: %s", tier.composition, name, error)
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _tell_newer(self, name: Name) -> None:
         """Says once that restore() will not take what this run saves."""
@@ -500,7 +527,8 @@ class Checkpoints:
             if left == 0:
                 handle.reached("copied")
 
-        frozen = any(each.frozen for each in contents.files) and not self._anew
+        frozen = any(each.frozen for each in contents.files)
+        frozen = frozen and tier.composition not in self._anew
         before = Before(tier) if frozen else None
         for whole in contents.files:
             of_file = before.hashes_of(whole, self._ring) if before and whole.frozen else None
@@ -515,7 +543,7 @@ class Checkpoints:
             for each, of_file in zip(contents.files, hashes)
         ]
         written = commit(tier, name, files, hashes, contents, said).bytes
-        self._anew = False
+        self._anew.discard(tier.composition)
         return written
 
     def _retain(self, tier: Tier, just: Name | None = None) -> list[Name]:
@@ -526,7 +554,7 @@ class Checkpoints:
             try:
                 check_newest(tier, gone, self._ring, just)
             except Corruption:
-                self._anew = True  # the next save takes no file over from it
+                self._anew.add(tier.composition)
                 raise
         for name in gone:
             tier.remove(name)
@@ -805,13 +833,17 @@ class Checkpoints:
         if getattr(self, "_thread", None) is not None and not self._finish_in_time():
             return  # the process ends, and the thread uses the stores
         try:
-            if getattr(self, "_behind", None) and self._ends is None:
+            if self._tiers and getattr(self, "_behind", None) and self._ends is None:
                 self._catch_up()
         except StokerError as error:
             self._failed = self._failed or error
-        for tier in self._tiers:
-            tier.close()
-        self._tiers = []
+        tiers, self._tiers = self._tiers, []
+        for tier in tiers:
+            try:
+                tier.close()
+            except StokerError as error:
+                log.error("%s was not closed: %s", tier.composition, error)
+                self._failed = getattr(self, "_failed", None) or error
         self._ranks = None
         if getattr(self, "_failed", None) is not None:
             self._raise_failure()

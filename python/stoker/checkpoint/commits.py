@@ -61,16 +61,22 @@ def commit(
 
 
 def copy_checkpoint(
-    source: Tier, to: Tier, name: Name, ring: Ring, progress: Any = lambda _: None
+    source: Tier,
+    to: Tier,
+    name: Name,
+    ring: Ring,
+    progress: Any = lambda _: None,
+    anew: bool = False,
 ) -> None:
-    """Copies a checkpoint to another tier, verified on the way. Its manifest is the last object."""
+    """Copies a checkpoint to another tier, verified on the way. Its manifest is the last object.
+    `anew`: no file is taken over from the checkpoint before."""
     if name in to.names():
         return
     reader = Reader(source, name, ring, [])
     try:
-        before = Before(to)
+        before = None if anew else Before(to)
         for file in reader.manifest.files:
-            if before.take(name, file.name, file.bytes, reader.hashes(file)):
+            if before and before.take(name, file.name, file.bytes, reader.hashes(file)):
                 progress(file.bytes)
             else:
                 to.write_stream(name, file, reader.stream(file), ring, progress)

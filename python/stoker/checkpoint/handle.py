@@ -62,6 +62,22 @@ class Handle:
         self._passed.add(tier)
         self._events[tier].set()
 
+    def outcome(self) -> dict[str, list[int]]:
+        """Which tiers have it and which do not get it, by their places."""
+        places = list(enumerate(self._tiers))
+        return {
+            "reached": [i for i, each in places if each in self._reached],
+            "passed": [i for i, each in places if each in self._passed],
+        }
+
+    def hears(self, outcome: dict[str, list[int]]) -> None:
+        """Of another rank, which copied it."""
+        for i, each in enumerate(self._tiers):
+            if i in outcome["passed"]:
+                self.passes(each)
+            elif i in outcome["reached"]:
+                self.reached(each)
+
     def ends(self, error: BaseException | None) -> None:
         self._error = self._error or error
         for event in self._events.values():

@@ -173,8 +173,8 @@ class Manifest:
         for each in (self.aliases, self.objects, self.offloaded, self.writer, self.sharded):
             _rule(isinstance(each, dict), "members that are no objects")
         _rule(all(isinstance(name, str) for name in self.aliases.values()), "aliases")
-        _rule(isinstance(self.created, (int, float)) and math.isfinite(self.created), "created")
-        _rule(self.metric is None or isinstance(self.metric, (int, float)), "metric")
+        _rule(_real(self.created) and 0 <= self.created < 1 << 40, "created")
+        _rule(self.metric is None or _real(self.metric), "metric")
         for number, cut in self.sharded.items():
             self._check_sharded(number, cut)
 
@@ -203,6 +203,13 @@ def _rule(holds: Any, what: str) -> None:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _real(value: Any) -> bool:
+    """Whether it is a number that a float holds."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 1 << 1023
+    return isinstance(value, float)
 
 
 def check_name(name: str, taken: set[str]) -> None:

@@ -50,7 +50,8 @@ class Pace:
     def restarted(self, writer: dict[str, Any]) -> None:
         """This process goes on with a run, of which a manifest says `writer`."""
         ran, restarts = writer.get("ran_seconds", 0.0), writer.get("restarts", 0)
-        if isinstance(ran, (int, float)) and isinstance(restarts, int) and min(ran, restarts) >= 0:
+        numbers = isinstance(ran, (int, float)) and isinstance(restarts, int)
+        if numbers and 0 <= ran < 1 << 40 and 0 <= restarts < 1 << 40:
             self._ran, self.restarts = float(ran), restarts + 1
 
     def spent(self, seconds: float) -> None:

@@ -23,6 +23,7 @@ from stoker.offload.storage import record
 
 log = logging.getLogger("stoker")
 AHEAD = 8  # chunks on their way, at most
+_BROKEN = (ValueError, TypeError, LookupError, AttributeError, RuntimeError)
 
 
 class Refused:
@@ -239,12 +240,18 @@ class Reader:
         records = {name: self.manifest.objects[name] for name in names}
         try:
             numbers = {number for each in records.values() for number in parts_in(each)}
-            parts = self._parts(numbers, progress, like or {})
+        except _BROKEN as error:
+            raise self._breaks(error) from error
+        parts = self._parts(numbers, progress, like or {})  # memory may lack: that is no damage
+        try:
             return {name: record.decode(each, parts.__getitem__) for name, each in records.items()}
-        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-            if isinstance(error, StokerError):
-                raise
-            raise Corruption(f"{self.where}: the manifest breaks the format ({error})") from error
+        except _BROKEN as error:
+            raise self._breaks(error) from error
+
+    def _breaks(self, error: Exception) -> StokerError:
+        if isinstance(error, StokerError):
+            return error
+        return Corruption(f"{self.where}: the manifest breaks the format ({error})")
 
     def _parts(
         self, numbers: set[int], progress: Any, like: dict[int, torch.Tensor]
@@ -264,6 +271,10 @@ class Reader:
                 else shards.Rectangle((0,) * len(shape), shape)
             )
             dtype = getattr(torch, pieces[0][1].dtype)
+            try:
+                torch.empty(part.size, dtype=dtype, device="meta")
+            except RuntimeError as error:  # sizes that torch cannot count
+                raise self._breaks(error) from error
             tensor = torch.empty(part.size, dtype=dtype, device="cpu")
             for begin, piece in pieces:
                 by_file.setdefault(piece.file, []).extend(_wanted(piece, begin, part, tensor))
