@@ -6,7 +6,7 @@ It serves the same on 127.0.0.1, 127.0.0.2 and 127.0.0.3.
 
 - `POST /_control` takes {"faults": [...], "conditions": bool, "skew": seconds, "tokens": [...],
   "page": keys, "checksums": bool (parts of uploads have a CRC32C), "etags": bool (GET names one),
-  "clear": bool}.
+  "opaque": bool (an upload's ETag says nothing of its parts), "clear": bool}.
 - `POST /_fill` takes {"prefix", "count"} and makes empty objects.
 - `GET /_log` answers with all requests that were answered since then, as [method, path with query,
   status, address, host, region].
@@ -66,6 +66,7 @@ class World:
         self.page = control.get("page", 1000)
         self.checksums = control.get("checksums", False)
         self.etags = control.get("etags", True)
+        self.opaque = control.get("opaque", False)
         # Lifetimes in seconds of the credentials that the metadata services name, one after
         # another.
         self.lifetimes = list(control.get("lifetimes", []))
@@ -565,7 +566,8 @@ class Handler(BaseHTTPRequestHandler):
             numbers.pop()
         del WORLD.uploads[args["uploadId"]]
         whole = b"".join(parts[n][0] for n in numbers)
-        tag = f"{hashlib.md5(whole).hexdigest()}-{len(numbers)}"
+        of_parts = "opaque-7b" if WORLD.opaque else len(numbers)
+        tag = f"{hashlib.md5(whole).hexdigest()}-{of_parts}"
         WORLD.objects[key] = (whole, f'"{tag}"', meta)
         tag = f"<ETag>&quot;{tag}&quot;</ETag>"
         self.xml(f"<CompleteMultipartUploadResult>{tag}</CompleteMultipartUploadResult>")
@@ -582,6 +584,10 @@ class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client may leave when it likes
+            super().handle_error(request, client_address)
 
 
 if __name__ == "__main__":

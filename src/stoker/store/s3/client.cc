@@ -16,22 +16,14 @@ namespace stoker::s3 {
 namespace {
 
 constexpr const char* kWhere = "store/s3";
-constexpr double kWindowMin = 2, kWindowMax = 64;
-constexpr uint64_t kCutPause_ns = 200'000'000;  // one storm makes the window smaller once
-// Where the first byte takes so many times as long as at best, fewer at once are done as soon. By
-// that alone the window stays large enough to keep a quick server busy.
-constexpr uint64_t kCrowdedFactor = 4, kCrowdedMin_ns = 20'000'000;
-constexpr double kCrowdedCut = 0.75, kCrowdedWindowMin = 8;
-constexpr size_t kWaits = 256, kWaitsMin = 20;  // that say what is usual
 // At the percentile itself one request in twenty is hedged whatever the server does, and nothing
 // is left of the allowance for those that hang.
 constexpr uint64_t kHedgeFactor = 2;
-constexpr double kHedgeShare = 0.02, kHedgesMax = 8;  // of all requests; at once
-constexpr int64_t kRefreshBefore_s = 300;             // AWS has the next ones ready by then
-constexpr int64_t kRefreshPause_s = 10;               // between two looks
-constexpr uint64_t kQuiet_ns = 1'500'000'000;         // of a wait that is not told of yet
-constexpr uint64_t kTellPause_ns = 30'000'000'000;    // between two that are
-constexpr int kTurnsMax = 3;                          // redirects, clocks and refreshes of one try
+constexpr int64_t kRefreshBefore_s = 300;           // AWS has the next ones ready by then
+constexpr int64_t kRefreshPause_s = 10;             // between two looks
+constexpr uint64_t kQuiet_ns = 1'500'000'000;       // of a wait that is not told of yet
+constexpr uint64_t kTellPause_ns = 30'000'000'000;  // between two that are
+constexpr int kTurnsMax = 3;                        // redirects, clocks and refreshes of one try
 
 using Verdict = Reply::Verdict;
 using Outcome = net::HttpAnswer::Outcome;
@@ -155,7 +147,7 @@ void Client::try_once(std::shared_ptr<const Command> command, uint64_t delay_ms,
 void Client::launch(std::shared_ptr<Try> each) {
   {
     std::lock_guard lock(mutex_);
-    if (static_cast<double>(active_) >= window_ && active_ > 0) {
+    if (!pace_.admits(active_)) {
       queued_.push_back(std::move(each));
       return;
     }
@@ -176,13 +168,17 @@ void Client::begin(const std::shared_ptr<Try>& each) {
   }
   auto race = std::make_shared<Race>();
   race->begun_ns = Clock::real().now_ns() + delay_ms * 1'000'000;
-  const auto usual = usual_wait_ns();
+  std::optional<uint64_t> usual;
+  {
+    std::lock_guard lock(mutex_);
+    usual = pace_.usual_ns();
+  }
   run(each, race, 0, delay_ms);
   if (!usual) return;
   http_->after(delay_ms + kHedgeFactor * *usual / 1'000'000 + 1, [this, each, race] {
     {
-      std::lock_guard lock(race->mutex);
-      if (race->over || race->landed || !take_hedge()) return;
+      std::scoped_lock lock(race->mutex, mutex_);
+      if (race->over || race->landed || !pace_.take_hedge()) return;
       ++race->going;
     }
     run(each, race, 1, 0);
@@ -221,26 +217,8 @@ bool Client::lands(Race& race, size_t lane) {
     wait = now - std::min(now, race.begun_ns);
   }
   std::lock_guard lock(mutex_);
-  recent_wait_ns_ = recent_wait_ns_ == 0 ? wait : (7 * recent_wait_ns_ + wait) / 8;
-  if (waits_ns_.size() < kWaits)
-    waits_ns_.push_back(wait);
-  else
-    waits_ns_[next_wait_++ % kWaits] = wait;
+  pace_.waited(wait);
   return true;
-}
-
-// The 95th percentile; nothing while too few are known. Counts a request that could be hedged.
-std::optional<uint64_t> Client::usual_wait_ns() {
-  std::vector<uint64_t> waits;
-  {
-    std::lock_guard lock(mutex_);
-    hedges_ = std::min(kHedgesMax, hedges_ + kHedgeShare);
-    if (waits_ns_.size() < kWaitsMin) return {};
-    waits = waits_ns_;
-  }
-  const auto at = waits.begin() + static_cast<std::ptrdiff_t>(waits.size() * 95 / 100);
-  std::nth_element(waits.begin(), at, waits.end());
-  return *at;
 }
 
 // One caller waits for new credentials, while the old ones still hold for the others.
@@ -255,13 +233,6 @@ void Client::refresh_if_due() {
   const auto found = find_credentials();
   std::lock_guard lock(mutex_);
   if (found) target_.credentials = *found;
-}
-
-bool Client::take_hedge() {
-  std::lock_guard lock(mutex_);
-  if (hedges_ < 1) return false;
-  hedges_ -= 1;
-  return true;
 }
 
 net::HttpRequest Client::sign(Try& each) {
@@ -334,12 +305,14 @@ void Client::came(const std::shared_ptr<Try>& each, net::HttpAnswer answer) {
 }
 
 void Client::end(const std::shared_ptr<Try>& each, Reply reply) {
-  adapt(reply);
+  const uint64_t now = Clock::real().now_ns();
   std::vector<std::shared_ptr<Try>> next;
   {
     std::lock_guard lock(mutex_);
+    if (reply.verdict == Verdict::ok) pace_.well(now);
+    if (reply.verdict == Verdict::later || reply.verdict == Verdict::lost) pace_.refused(now);
     --active_;
-    while (!queued_.empty() && static_cast<double>(active_) < window_) {
+    while (!queued_.empty() && pace_.admits(active_)) {
       ++active_;
       next.push_back(std::move(queued_.front()));
       queued_.pop_front();
@@ -516,32 +489,6 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
     default:
       return make_error(answer.status == 507 ? Code::out_of_space : Code::io,
                         what + ": the server says " + said, kWhere);
-  }
-}
-
-// With the mutex.
-bool Client::crowded() const {
-  if (waits_ns_.empty()) return false;
-  const uint64_t best = *std::min_element(waits_ns_.begin(), waits_ns_.end());
-  return recent_wait_ns_ > kCrowdedFactor * std::max(best, kCrowdedMin_ns);
-}
-
-// More at once as long as all goes well and as quickly; fewer, once in the time that an answer
-// takes, where it goes slowly; half as many when the server says so.
-void Client::adapt(const Reply& reply) {
-  const uint64_t now = Clock::real().now_ns();
-  std::lock_guard lock(mutex_);
-  if (reply.verdict == Verdict::ok) {
-    if (!crowded()) {
-      window_ = std::min(kWindowMax, window_ + 1 / window_);
-    } else if (window_ > kCrowdedWindowMin && now - cut_at_ns_ > recent_wait_ns_) {
-      window_ = std::max(kCrowdedWindowMin, kCrowdedCut * window_);
-      cut_at_ns_ = now;
-    }
-  } else if ((reply.verdict == Verdict::later || reply.verdict == Verdict::lost) &&
-             now - cut_at_ns_ > kCutPause_ns) {
-    window_ = std::max(kWindowMin, window_ / 2);
-    cut_at_ns_ = now;
   }
 }
 

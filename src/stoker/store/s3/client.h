@@ -17,6 +17,7 @@
 #include "stoker/base/pool.h"
 #include "stoker/net/http.h"
 #include "stoker/store/s3/location.h"
+#include "stoker/store/s3/pace.h"
 #include "stoker/store/s3/sigv4.h"
 
 namespace stoker::s3 {
@@ -106,9 +107,7 @@ class Client {
   void run(const std::shared_ptr<Try>& each, const std::shared_ptr<Race>& race, size_t lane,
            uint64_t delay_ms);
   bool lands(Race& race, size_t lane);
-  std::optional<uint64_t> usual_wait_ns();
   void refresh_if_due();
-  bool take_hedge();
   net::HttpRequest sign(Try& each);
   void came(const std::shared_ptr<Try>& each, net::HttpAnswer answer);
   void end(const std::shared_ptr<Try>& each, Reply reply);
@@ -119,8 +118,6 @@ class Client {
   Reply judge(const Command& command, net::HttpAnswer answer) const;
   Error error_of(const Command& command, const net::HttpAnswer& answer, const std::string& code,
                  const std::string& message) const;
-  void adapt(const Reply& reply);
-  bool crowded() const;
   void next_of(const std::shared_ptr<Sending>& sending, uint64_t delay_ms);
 
   const Location location_;
@@ -130,16 +127,10 @@ class Client {
   Target target_;
   int64_t skew_s_ = 0;        // the server's clock before ours
   int64_t refresh_at_s_ = 0;  // not before
-  double window_ = 16;        // requests in flight
-  size_t active_ = 0;
-  uint64_t cut_at_ns_ = 0;   // when the window was last made smaller
+  Pace pace_;
+  size_t active_ = 0;        // requests in flight
   uint64_t told_at_ns_ = 0;  // when the last wait was told of
   std::deque<std::shared_ptr<Try>> queued_;
-  // Of the last requests that could be hedged, from the start to the first byte.
-  std::vector<uint64_t> waits_ns_;
-  size_t next_wait_ = 0;
-  uint64_t recent_wait_ns_ = 0;  // a mean in which the last ones weigh most
-  double hedges_ = 0;            // that may begin: each request adds its share
   std::mt19937_64 random_;
   Pool finder_{1};                   // looks for credentials, for requests that are not done before
   std::unique_ptr<net::Http> http_;  // the last member: its thread uses the others

@@ -161,27 +161,11 @@ TEST_F(S3Many, FewerRequestsAreUnderWayAfterThrottling) {
     read_many(24);
     return seen("peak");
   };
-  EXPECT_GE(peak_under({}), 14U);
+  EXPECT_GT(peak_under({}), 12U);
   for (const Json& fault :
        {Json{{"kind", "status"}, {"status", 503}, {"code", "SlowDown"}},
         Json{{"kind", "status"}, {"status", 429}}, Json{{"kind", "status"}, {"status", 500}}})
     EXPECT_LE(peak_under(fault), 12U) << fault;
-}
-
-TEST_F(S3Many, NoMoreRequestsAreAddedWhereTheyWaitLongerThanBefore) {
-  const auto peak_at = [&](double before_s, double after_s) {
-    open();
-    server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", before_s}});
-    for (int i = 0; i < 10; ++i) read_many(1);
-    server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", after_s}});
-    read_many(180);
-    return seen("peak");
-  };
-  EXPECT_GE(peak_at(0.05, 0.05), 20U);
-  EXPECT_LE(peak_at(0, 0.2), 18U);
-  server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 1000}, {"seconds", 0.2}});
-  read_many(24);
-  EXPECT_LE(seen("peak"), 12U) << "there are fewer than at first, though none failed";
 }
 
 TEST_F(S3Many, ConnectionsSpreadOverTheAddressesOfTheEndpoint) {
@@ -354,6 +338,8 @@ TEST_F(S3Fault, AnUploadThatLostAPartIsAnError) {
   const Status made = put("object", pattern(40 * kMiB, 1));
   ASSERT_EQ(code_of(made), Code::corruption);
   EXPECT_NE(made.error().message().find("of 2 parts, but was sent 3"), std::string::npos);
+  server_->control({{"opaque", true}});  // as a server's with keys of its own
+  EXPECT_OK(put("object", pattern(40 * kMiB, 1)));
 }
 
 // Whoever answers 200 to everything, a proxy's page for one, has stored nothing and lists nothing.

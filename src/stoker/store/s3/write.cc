@@ -461,13 +461,16 @@ Status S3Store::complete_upload(Staged& staged) {
   const Reply reply = *client_->send(std::move(command)).wait();
   STOKER_TRY(decide(staged, reply, false));
   if (reply.verdict != Reply::Verdict::ok) return {};  // it looked: it is ours that is there
-  // An ETag of S3 ends with the number of parts that the object was made of.
+  // An ETag of S3 ends with a dash and the number of parts that the object was made of. Another
+  // server's says what it likes.
   const auto xml = parse_xml(reply.answer.body);
   const std::string tag = tag_of_etag(xml ? xml->text_of("ETag") : std::string_view());
-  size_t made = staged.parts.size();
-  if (const size_t dash = tag.rfind('-'); dash != std::string::npos)
-    std::from_chars(tag.data() + dash + 1, tag.data() + tag.size(), made);
-  if (made == staged.parts.size()) return {};
+  constexpr size_t kDigits = 32;  // of an MD5
+  size_t made = 0;
+  const char* end = tag.data() + tag.size();
+  if (tag.find_first_not_of("0123456789abcdef") != kDigits || tag[kDigits] != '-') return {};
+  const auto read = std::from_chars(tag.data() + kDigits + 1, end, made);
+  if (read.ec != std::errc() || read.ptr != end || made == staged.parts.size()) return {};
   return make_error(Code::corruption,
                     "the server made '" + staged.key + "' in the " + client_->where() + " of " +
                         std::to_string(made) + " parts, but was sent " +
