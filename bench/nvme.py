@@ -138,8 +138,7 @@ def section(report: dict[str, object]) -> str:
             "Emulated: QEMU plays processor, drive and IOMMU. The figures rank what a transfer",
             "costs and say nothing about a real drive. QEMU needs more cores than two, so",
             "whatever else runs decides; ranges tell how much. CPU seconds are of a million",
-            "transfers, system",
-            "calls of one, as the engine counts them.",
+            "transfers, system calls of one, as the engine counts them.",
             "",
             f"{machine['qemu']}, guest kernel {machine['guest_kernel']}, {machine['host_cores']}"
             f" cores, medians of {report['rounds']} rounds.",

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from guest import FIRST_DRIVE, SECOND_DRIVE, Guest, drive
+
+import stoker
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "build" / "release" / "tests" / "guest"
@@ -133,6 +136,26 @@ def test_a_store_on_a_namespace_holds_what_was_committed_when_power_is_cut(tmp_p
 @pytest.mark.soak
 def test_a_store_on_a_namespace_survives_many_power_cuts(tmp_path: Path) -> None:
     cut_power(tmp_path, 20)
+
+
+@pytest.mark.parametrize("target", ["nvme:/dev/ng99n1", "nvme:0000:ff:1f.7"])
+def test_a_namespace_that_is_not_there_is_said_and_makes_no_folder(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(8, 8)
+    opt = torch.optim.AdamW(model.parameters())
+    with pytest.raises(stoker.errors.StokerError, match=target):
+        stoker.offload(model, opt, store=f"local:{target}", dram="64MiB")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_plan_for_a_namespace_says_what_to_give_instead(tmp_path: Path) -> None:
+    words = [STOKER, "plan", "125M", "--dram", "8GiB", "--store", "local:nvme:/dev/ng0n1"]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode != 0
+    assert "give the rates that `stoker probe` tells of it as --disk" in ran.stderr
+    assert not any(tmp_path.iterdir())
 
 
 def test_listing_says_that_a_machine_has_no_drive_or_names_them() -> None:

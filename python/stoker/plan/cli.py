@@ -20,7 +20,7 @@ from ..offload.storage.probe import by_disk
 from .measure import kernel_seconds, measure_machine
 from ..offload.planning.products import product_flops, quickest_type
 from ..offload.model.moments import MODES
-from ..offload.storage.open_store import folders_of
+from ..offload.storage.open_store import folders_of, is_namespace
 from ..offload.division.amounts import memory_bytes
 from ..train.settings import human_bytes
 from .outlook import Wish, advice, held_text, outlook, snapshots_text
@@ -292,6 +292,11 @@ def _folders(store: str | None) -> list[Path]:
         raise InvalidArgument(
             f"{store} is a store in memory, and there is no disk to plan for; give the folder that"
             " training will be given"
+        )
+    if any(is_namespace(folder) for folder in folders):
+        raise InvalidArgument(
+            f"{store} names an NVMe namespace, which has no file to be measured by; give the rates"
+            " that `stoker probe` tells of it as --disk, without --store"
         )
     return [Path(folder).expanduser() for folder in folders]
 

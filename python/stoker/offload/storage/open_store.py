@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from typing import Iterator
 
 import torch
@@ -82,9 +83,14 @@ def holder() -> str:
     return f"{spec and spec.parent or os.path.basename(sys.argv[0]) or 'python'}, pid {os.getpid()}"
 
 
+def is_namespace(volume: str) -> bool:
+    """A volume that is no folder but an NVMe namespace."""
+    return volume.startswith("nvme:")
+
+
 def folders_of(store: str) -> list[str]:
-    """The folders of a local store, one a volume; none of one in memory. InvalidArgument for a
-    coded one, Unsupported for one without transactions."""
+    """The volumes of a local store, folders or NVMe namespaces; none of one in memory.
+    InvalidArgument for a coded one, Unsupported for one without transactions."""
     if store.startswith("coded("):
         raise InvalidArgument(
             f"a run's state lies in a local store, not in {store}; give one folder, or several with"
@@ -121,7 +127,12 @@ class OpenStore:
             )
         self.path = store
         self.dram_bytes = dram_bytes
-        self.directories = folders_of(store)
+        self._volumes = folders_of(store)
+        # A namespace holds the store and nothing beside it: scratch files lie where temporary ones
+        # do.
+        self.directories = [each for each in self._volumes if not is_namespace(each)]
+        if self._volumes and not self.directories:
+            self.directories = [tempfile.gettempdir()]
         self.directory = self.directories[0] if self.directories else None
         for directory in self.directories:
             with saying(f"use the folder '{directory}' for the store"):
@@ -138,7 +149,7 @@ class OpenStore:
 
     def _open(self, capacity_bytes: int, sharers: int) -> _core.Store:
         shares: list[int] = []
-        if len(self.directories) > 1:
+        if len(self._volumes) > 1 and self._volumes == self.directories:
             if has_volumes(self.directories):
                 with contextlib.suppress(NotFound):  # its making was cut off
                     return self.core.open_store(self.path, holder=holder())
