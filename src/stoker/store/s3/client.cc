@@ -9,6 +9,7 @@
 
 #include "stoker/base/clock.h"
 #include "stoker/base/log.h"
+#include "stoker/io/loop.h"
 #include "stoker/store/s3/credentials.h"
 #include "stoker/store/s3/xml.h"
 
@@ -66,8 +67,9 @@ struct Client::Signed {
   int64_t skew_s = 0;
 };
 
-struct Client::Try {
+struct Client::Try : Op {
   std::shared_ptr<const Command> command;
+  std::shared_ptr<Try> waits;  // itself, while the scheduler has it
   uint64_t delay_ms = 0;
   Done done;
   int turns = 0;
@@ -98,6 +100,7 @@ Client::Client(Location location, Target target, std::unique_ptr<net::Http> http
       where_("bucket '" + location_.bucket + "' at " + target.endpoint.url()),
       tls_(target.endpoint.tls),
       target_(std::move(target)),
+      waiting_(LoopOptions().floor_percent),
       random_(std::random_device{}()),
       http_(std::move(http)) {}
 
@@ -140,6 +143,8 @@ void Client::try_once(std::shared_ptr<const Command> command, uint64_t delay_ms,
   each->sha256 = !command->sha256.empty() ? command->sha256
                  : !command->text.empty() ? sha256_hex(command->text.data(), command->text.size())
                                           : sha256_hex(command->body.data, command->body.size);
+  each->priority = command->priority;
+  each->deadline_ns = command->deadline_ns;
   each->command = std::move(command);
   launch(std::move(each));
 }
@@ -148,7 +153,9 @@ void Client::launch(std::shared_ptr<Try> each) {
   {
     std::lock_guard lock(mutex_);
     if (!pace_.admits(active_)) {
-      queued_.push_back(std::move(each));
+      Try& last = *each;
+      last.waits = std::move(each);
+      waiting_.push(last);
       return;
     }
     ++active_;
@@ -312,10 +319,9 @@ void Client::end(const std::shared_ptr<Try>& each, Reply reply) {
     if (reply.verdict == Verdict::ok) pace_.well(now);
     if (reply.verdict == Verdict::later || reply.verdict == Verdict::lost) pace_.refused(now);
     --active_;
-    while (!queued_.empty() && pace_.admits(active_)) {
+    while (waiting_.size() > 0 && pace_.admits(active_)) {
       ++active_;
-      next.push_back(std::move(queued_.front()));
-      queued_.pop_front();
+      next.push_back(std::move(static_cast<Try*>(waiting_.pop())->waits));
     }
   }
   for (const auto& one : next) begin(one);

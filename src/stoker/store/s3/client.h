@@ -5,7 +5,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -15,6 +14,7 @@
 
 #include "stoker/base/future.h"
 #include "stoker/base/pool.h"
+#include "stoker/io/scheduler.h"
 #include "stoker/net/http.h"
 #include "stoker/store/s3/location.h"
 #include "stoker/store/s3/pace.h"
@@ -34,6 +34,8 @@ struct Command {
   std::string text = {};    // a small body of its own, instead
   std::string sha256 = {};  // of `body`, if somebody has it already; or kUnsigned
   Slice into = {};
+  Priority priority = Priority::demand;  // among those that wait for their turn
+  uint64_t deadline_ns = 0;
   // Whether a try whose answer was lost may be followed by another: it changes nothing, or nothing
   // else when it is done twice.
   bool repeatable = true;
@@ -130,7 +132,8 @@ class Client {
   Pace pace_;
   size_t active_ = 0;        // requests in flight
   uint64_t told_at_ns_ = 0;  // when the last wait was told of
-  std::deque<std::shared_ptr<Try>> queued_;
+  // Tries that came while enough were in flight. Empty in the end: who sends waits for the answer.
+  Scheduler waiting_;
   std::mt19937_64 random_;
   Pool finder_{1};                   // looks for credentials, for requests that are not done before
   std::unique_ptr<net::Http> http_;  // the last member: its thread uses the others

@@ -39,8 +39,13 @@ std::optional<ContentRange> parse_content_range(std::string_view text) {
 // One read. Its ranges' answers come on the thread of the Http, one after the other.
 class S3Store::Reading : public std::enable_shared_from_this<Reading> {
  public:
-  Reading(S3Store& store, std::string key, uint64_t offset, Slice into)
-      : store_(store), key_(std::move(key)), offset_(offset), into_(into) {}
+  Reading(S3Store& store, std::string key, uint64_t offset, Slice into, const ReadOptions& options)
+      : store_(store),
+        key_(std::move(key)),
+        offset_(offset),
+        into_(into),
+        priority_(options.priority),
+        deadline_ns_(options.deadline_ns) {}
 
   Future<void> start() {
     Future<void> future = promise_.future();
@@ -66,6 +71,8 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
     command.headers = {
         {"range", "bytes=" + std::to_string(first) + "-" + std::to_string(first + rest.bytes - 1)}};
     command.into = into_.sub(rest.at, rest.bytes);
+    command.priority = priority_;
+    command.deadline_ns = deadline_ns_;
     command.hedged = true;
     {
       std::lock_guard lock(mutex_);
@@ -192,6 +199,8 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
   const std::string key_;
   const uint64_t offset_;
   const Slice into_;
+  const Priority priority_;
+  const uint64_t deadline_ns_;
   Promise<void> promise_;
   std::mutex mutex_;  // guards what follows
   size_t left_ = 0;
@@ -227,7 +236,7 @@ Future<void> S3Store::read(std::string_view key, uint64_t offset, Slice into, Re
     return future;
   }
   ++reading_;
-  return std::make_shared<Reading>(*this, std::string(key), offset, into)->start();
+  return std::make_shared<Reading>(*this, std::string(key), offset, into, options)->start();
 }
 
 }  // namespace stoker::s3

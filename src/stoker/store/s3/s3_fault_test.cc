@@ -168,6 +168,23 @@ TEST_F(S3Many, FewerRequestsAreUnderWayAfterThrottling) {
     EXPECT_LE(peak_under(fault), 12U) << fault;
 }
 
+// Sixteen are under way, and sixty wait, when it comes.
+TEST_F(S3Many, WhatSomebodyWaitsForOvertakesWhatIsFetchedAhead) {
+  ASSERT_OK(put("wanted", bytes_));
+  server_->fault({{"kind", "slow"}, {"method", "GET"}, {"times", 16}, {"seconds", 1}});
+  std::vector<Bytes> into(77, Bytes(bytes_.size()));
+  std::vector<Future<void>> reads;
+  for (size_t i = 0; i < 76; ++i)
+    reads.push_back(store_->read("object", 0, slice_of(into[i]), {.priority = Priority::prefetch}));
+  reads.push_back(store_->read("wanted", 0, slice_of(into[76])));
+  for (auto& each : reads) EXPECT_OK(each.wait());
+  const auto log = server_->log();
+  size_t place = 0;
+  while (log.at(place)[1].get<std::string>().find("wanted") == std::string::npos) ++place;
+  EXPECT_GE(log.size(), 77U);
+  EXPECT_LT(place, 40U) << "behind those under way, and those that began with it";
+}
+
 TEST_F(S3Many, ConnectionsSpreadOverTheAddressesOfTheEndpoint) {
   store_.reset();
   std::string where = server_->store();

@@ -32,7 +32,8 @@ struct Part {
   AlignedBytes bytes;
   Grant grant;
   std::map<uint64_t, uint64_t> written;  // begin -> end, not touching each other
-  bool sent = false;                     // or on its way: its bytes are given away
+  Priority priority = Priority::write_back;
+  bool sent = false;  // or on its way: its bytes are given away
   std::string etag;
   std::string crc32c;  // in base64, where the upload has checksums
 };
@@ -49,6 +50,7 @@ struct Staged : OneObject {
   std::string upload;   // id; empty: not begun
   bool checks = false;  // the server said that it checks the CRC32C of its parts
   std::string attempt;  // of this commit
+  Priority priority = Priority::write_back;  // of the last write
 
   std::mutex upload_mutex;  // held while it is begun; taken before `mutex`
 };

@@ -129,7 +129,7 @@ Status S3Store::resize(Staged& staged, std::string_view key, uint64_t bytes, uin
 }
 
 Future<void> S3Store::write(const StagedPtr& staged, std::string_view key, uint64_t offset,
-                            Slice from, Priority /*priority*/) {
+                            Slice from, Priority priority) {
   std::unique_lock lock(staged->mutex);
   const Status written = [&]() -> Status {
     STOKER_TRY(check_key(location_, key));
@@ -139,6 +139,7 @@ Future<void> S3Store::write(const StagedPtr& staged, std::string_view key, uint6
       return there ? Status() : Status(there.error());
     }));
     if (staged->failed) return *staged->failed;
+    staged->priority = priority;
     return write_locked(staged, offset, from, lock);
   }();
   if (!written) {
@@ -254,6 +255,7 @@ void S3Store::send_part(const StagedPtr& staged, size_t index) {
   given->bytes = std::exchange(part.bytes, AlignedBytes());
   given->grant = std::exchange(part.grant, Grant());
   given->written = std::exchange(part.written, {});
+  given->priority = staged->priority;
   workers_->run([this, staged, index, given]() mutable {
     const Status status = send_part_now(*staged, index, *given);
     spare(std::move(*given));  // before whoever waits for room is told
@@ -273,7 +275,8 @@ Status S3Store::send_part_now(Staged& staged, size_t index, const Part& part) {
   Command command{.method = "PUT",
                   .key = whole(staged.key),
                   .query = {{"partNumber", std::to_string(index + 1)}, {"uploadId", staged.upload}},
-                  .body = body};
+                  .body = body,
+                  .priority = part.priority};
   const std::string crc = staged.checks ? base64_of(crc32c(body.data, body.size)) : "";
   if (staged.checks) command.headers = {{"x-amz-checksum-crc32c", crc}};
   // Without TLS anybody on the way could change both the bytes and their checksum.
@@ -439,6 +442,7 @@ Status S3Store::put_whole(Staged& staged) {
     STOKER_ASSIGN(const Part* part, part_of(staged, 0, lock));
     fill_gaps(*part, staged.bytes);
     command.body = part->bytes.slice().sub(0, staged.bytes);
+    command.priority = staged.priority;
   }
   command.sha256 = sha256_hex(command.body.data, command.body.size);
   command.repeatable = staged.required.has_value();
