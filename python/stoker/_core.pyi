@@ -19,6 +19,8 @@ def leave() -> None: ...  # the interpreter is about to end: threads in the core
 def parked_threads() -> list[int]: ...  # that stay there since leave()
 def crc32c(address: int, bytes: int, seed: int = 0) -> int: ...  # seed: the CRC of the bytes before
 def xxh3_128(address: int, bytes: int) -> bytes: ...  # 16 bytes, the canonical (big-endian) form
+def reduce(address: int, bytes: int, into: int) -> tuple[int, int]: ...  # stored bytes, width
+def expand(address: int, stored: int, width: int, into: int, bytes: int) -> None: ...
 def human_bytes(bytes: int) -> str: ...  # "1.5 GiB"
 
 class Permutation:

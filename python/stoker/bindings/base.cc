@@ -1,5 +1,6 @@
 // Small things of stoker::base that the Python front shares with the core.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
@@ -9,11 +10,13 @@
 #include <chrono>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "convert.h"
 #include "stoker/base/bytes.h"
 #include "stoker/base/crc32c.h"
+#include "stoker/codec/reduction.h"
 
 namespace nb = nanobind;
 
@@ -65,6 +68,23 @@ nb::bytes xxh3_128(uintptr_t address, size_t bytes) {
   return nb::bytes(canonical.digest, sizeof canonical.digest);
 }
 
+std::pair<size_t, uint32_t> reduce(uintptr_t address, size_t bytes, uintptr_t into) {
+  const WithoutGil without;
+  const codec::Reduced made = codec::reduce({reinterpret_cast<const std::byte*>(address), bytes},
+                                            {reinterpret_cast<std::byte*>(into), bytes});
+  return {made.bytes, made.width};
+}
+
+void expand(uintptr_t address, size_t stored, uint32_t width, uintptr_t into, size_t bytes) {
+  Status status;
+  {
+    const WithoutGil without;
+    status = codec::expand({reinterpret_cast<const std::byte*>(address), stored}, width,
+                           {reinterpret_cast<std::byte*>(into), bytes});
+  }
+  unwrap(std::move(status));
+}
+
 }  // namespace
 
 WithoutGil::~WithoutGil() {
@@ -99,4 +119,12 @@ void bind_base(nb::module_& module) {
       "CRC32C of memory; `seed` is the CRC of the bytes before.");
   module.def("xxh3_128", &stoker::python::xxh3_128, nb::arg("address"), nb::arg("bytes"),
              "XXH3-128 of memory: 16 bytes, the canonical form.");
+  module.def("reduce", &stoker::python::reduce, nb::arg("address"), nb::arg("bytes"),
+             nb::arg("into"),
+             "Groups the bytes of floats, and packs them into as much memory: the bytes that are "
+             "stored, and the width of an element. Width 0: it gets no smaller, and nothing is "
+             "written.");
+  module.def("expand", &stoker::python::expand, nb::arg("address"), nb::arg("stored"),
+             nb::arg("width"), nb::arg("into"), nb::arg("bytes"),
+             "The way back. Corruption unless it is what reduce() makes of so many bytes.");
 }

@@ -37,6 +37,7 @@ from stoker.checkpoint.manifest import File, Manifest, Name
 from stoker.checkpoint.pace import COPYING_AT_MOST, Costs, Pace
 from stoker.checkpoint.parts import Edited
 from stoker.checkpoint.reading import Reader
+from stoker.checkpoint.reduction import Reduction
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.sharded import Share, distribute, places_of
 from stoker.checkpoint.shards import is_sharded, local
@@ -112,6 +113,11 @@ class Checkpoints:
     staging: bytes of memory for bytes on their way ("256MiB"). "full" copies all of the state in
     save(), for optimizers that are not torch's own, and loops that edit weights by themselves.
 
+    reduce: whether copies in stores of `also` get smaller. "auto": packs do (optimizer state, the
+    planes of an offloaded run) where the store is so slow that it pays, by measured rates. "on":
+    always. "all": the weights too; then transformers cannot load that folder before `stoker ckpt
+    export`. "off": never. All readers here take such copies like others.
+
     grace: seconds. On SIGTERM the next save() saves whether one is due or not, waits that long
     until it is durable, and ends the run by SystemExit(143), with a sentence in the log. A second
     SIGTERM ends at once. None leaves SIGTERM alone.
@@ -129,9 +135,11 @@ class Checkpoints:
         staging: int | str = "256MiB",
         failures_every: float | None = None,
         grace: float | None = None,
+        reduce: Literal["auto", "on", "off", "all"] = "auto",
     ) -> None:
         if every is not None and every != "auto" and not (isinstance(every, int) and every > 0):
             raise InvalidArgument(f'every={every!r}: give a number of steps, "auto" or None')
+        self._reduction = Reduction(reduce)
         self.keep = keep if isinstance(keep, Keep) else Keep(last=keep)
         self._every, self._full = every, staging == "full"
         staging_bytes = parse_bytes("staging", "256MiB" if self._full else staging)
@@ -467,9 +475,10 @@ class Checkpoints:
         return True
 
     def _copy_to(self, tier: Tier, name: Name) -> None:
-        anew = tier.composition in self._anew
-        copy_checkpoint(self._tiers[0], tier, name, self._ring, anew=anew)
+        how = {"anew": tier.composition in self._anew, "reduction": self._reduction}
+        copy_checkpoint(self._tiers[0], tier, name, self._ring, **how)
         self._anew.discard(tier.composition)
+        self.costs.reduced_bytes = self._reduction.saved_bytes
 
     def _catch_up(self) -> None:
         """Brings the newest to the tiers that did not get it. One that fails keeps none from the

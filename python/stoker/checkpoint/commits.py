@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 from stoker.checkpoint.manifest import (
     MANIFEST,
+    REDUCED_TABLE,
     TABLE,
     File,
     Manifest,
     Name,
+    Stored,
     Table,
+    dump_reduced,
     dump_table,
     hash_of,
 )
 from stoker.checkpoint.reading import Reader
+from stoker.checkpoint.reduction import Reduction
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.state import Contents
 from stoker.checkpoint.unchanged import Before
@@ -67,25 +72,63 @@ def copy_checkpoint(
     ring: Ring,
     progress: Any = lambda _: None,
     anew: bool = False,
+    reduction: Reduction | None = None,
 ) -> None:
     """Copies a checkpoint to another tier, verified on the way. Its manifest is the last object.
-    `anew`: no file is taken over from the checkpoint before."""
+    `anew`: no file is taken over from the checkpoint before. `reduction`: which files get smaller
+    there; None: none."""
     if name in to.names():
         return
     reader = Reader(source, name, ring, [])
+    reduction = reduction or Reduction("off")
     try:
         before = None if anew else Before(to)
+        reduced: dict[str, list[Stored]] = {}
+        wrote, seconds = 0, 0.0
         for file in reader.manifest.files:
-            if before and before.take(name, file.name, file.bytes, reader.hashes(file)):
+            wanted = reduction.wants(reader, to, file, ring)
+            given = name, file.name, file.bytes, reader.hashes(file)
+            if before and (taken := before.take(*given, reduced=wanted)):
+                if taken.stored is not None:
+                    reduced[file.name] = taken.stored
                 progress(file.bytes)
+                continue
+            stored, size = None, file.bytes
+            if wanted and (sizes := reduction.sizes(reader, file, ring)):
+                begin = time.monotonic()
+                stored = reduction.write(to, name, reader, file, sizes, ring, progress)
+                reduced[file.name] = stored
+                size = sum(each.bytes for each in stored)
             else:
+                begin = time.monotonic()
                 to.write_stream(name, file, reader.stream(file), ring, progress)
-        to.put(name, TABLE, source.store.read_bytes(f"{name}/{TABLE}"))
-        files = [TABLE, *(each.name for each in reader.manifest.files)]
-        to.put_manifest(name, source.store.read_bytes(f"{name}/{MANIFEST}"), files)
+            wrote, seconds = wrote + size, seconds + time.monotonic() - begin
+        reduction.took(to, wrote, seconds)
+        to.put(name, TABLE, reader.small(TABLE))
+        made, text = reader.manifest, reader.small(MANIFEST)
+        if made.reduced or reduced:
+            made = as_stored(made, reduced)
+            if reduced:
+                to.put(name, REDUCED_TABLE, dump_reduced(_in_order(made, reduced)))
+            text = made.dump()
+        to.put_manifest(name, text, made.objects_there)
     except BaseException:
         to.remove_quietly(name)
         raise
+
+
+def as_stored(manifest: Manifest, reduced: dict[str, list[Stored]]) -> Manifest:
+    """The manifest where these files lie reduced, and no others."""
+    sizes = {name: sum(each.bytes for each in chunks) for name, chunks in reduced.items()}
+    tables = manifest.tables[:1]
+    if reduced:
+        table = dump_reduced(_in_order(manifest, reduced))
+        tables = [*tables, Table(REDUCED_TABLE, len(table), hash_of(table).hex())]
+    return replace(manifest, tables=tables, reduced=sizes)
+
+
+def _in_order(manifest: Manifest, reduced: dict[str, list[Stored]]) -> list[list[Stored]]:
+    return [reduced[file.name] for file in manifest.files if file.name in reduced]
 
 
 def sound(tier: Tier) -> list[Manifest]:

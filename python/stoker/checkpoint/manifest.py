@@ -21,14 +21,18 @@ from stoker.checkpoint.rectangles import common
 from stoker.errors import Corruption, InvalidArgument, Mismatch
 
 FORMAT = "stoker checkpoint"
-VERSION, VERSION_SHARDED = 1, 2  # the second where ranks wrote it together
-MANIFEST, TABLE = "MANIFEST.json", "chunks-00000.bin"
+VERSION = 1
+VERSION_SHARDED = 2  # ranks wrote it together
+VERSION_REDUCED = 3  # files are reduced
+MANIFEST, TABLE, REDUCED_TABLE = "MANIFEST.json", "chunks-00000.bin", "reduced-00000.bin"
+REDUCED = ".reduced"  # what the name of a reduced file ends with
 CHUNK = 4 << 20  # bytes
 _FOLDER = re.compile(r"step-(\d{6,18})-(\d{6,18})-([0-9a-f]{8})")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _HEADER = struct.Struct("<8sIIQQ32x")
 _ENTRY = struct.Struct("<16sQII")
-_MAGIC = b"STKCHUNK"
+_MAGIC, _MAGIC_REDUCED = b"STKCHUNK", b"STKREDUC"
+WIDTHS = (0, 1, 2, 4, 8)  # of an element; 0: the chunk lies there as it is
 
 
 @dataclass(frozen=True, order=True)
@@ -73,6 +77,16 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """A chunk of a reduced file, as it lies there."""
+
+    hash: bytes
+    offset: int
+    bytes: int
+    width: int
+
+
+@dataclass(frozen=True)
 class Piece:
     """A tensor, or a plane, in a pack."""
 
@@ -101,6 +115,14 @@ class Manifest:
     sharded: dict[str, Any] = field(default_factory=dict)
     metric: float | None = None
     pinned: bool = False
+    # Files that lie there reduced, by name: the bytes that are stored.
+    reduced: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        if self.reduced:
+            return VERSION_REDUCED
+        return VERSION_SHARDED if self.sharded else VERSION
 
     @property
     def name(self) -> Name:
@@ -110,14 +132,30 @@ class Manifest:
     def bytes(self) -> int:
         return sum(each.bytes for each in self.files)
 
+    @property
+    def stored_bytes(self) -> int:
+        return sum(self.reduced.get(each.name, each.bytes) for each in self.files)
+
+    def object_of(self, file: str) -> tuple[str, int]:
+        """Its name in the folder, and the bytes that it has there."""
+        if file in self.reduced:
+            return file + REDUCED, self.reduced[file]
+        return file, self.file(file).bytes
+
+    @property
+    def objects_there(self) -> list[str]:
+        """What lies in the folder beside the manifest."""
+        names = [self.object_of(each.name)[0] for each in self.files]
+        return [*(each.name for each in self.tables), *names]
+
     def file(self, name: str) -> File:
         return next(each for each in self.files if each.name == name)
 
     def dump(self) -> bytes:
-        version = VERSION_SHARDED if self.sharded else VERSION
-        whole = {"format": FORMAT, "version": version, **asdict(self)}
-        if not self.sharded:
-            del whole["sharded"]
+        whole = {"format": FORMAT, "version": self.version, **asdict(self)}
+        for later in ("sharded", "reduced"):
+            if not whole[later]:
+                del whole[later]
         text = json.dumps(whole, separators=(",", ":"), allow_nan=True, ensure_ascii=False)
         head = text[:-1].encode("utf-8", "surrogatepass")
         return head + b',"digest":"' + hash_of(head).hex().encode() + b'"}\n'
@@ -133,13 +171,13 @@ class Manifest:
             if whole.pop("format") != FORMAT:
                 raise Mismatch(f"{where}: {MANIFEST} is not that of a checkpoint of Stoker")
             version = whole.pop("version")
-            if version not in (VERSION, VERSION_SHARDED):
+            if version not in (VERSION, VERSION_SHARDED, VERSION_REDUCED):
                 raise Mismatch(
                     f"{where} has format {version}; this Stoker reads formats up to"
-                    f" {VERSION_SHARDED}: use a newer one"
+                    f" {VERSION_REDUCED}: use a newer one"
                 )
             made = cls(**whole)
-            _rule((version == VERSION_SHARDED) == bool(made.sharded), "the version")
+            _rule(version == made.version, "the version")
             made.files = [File(**each) for each in made.files]
             made.tables = [Table(**each) for each in made.tables]
             made.state = [Piece(**each) for each in made.state]
@@ -158,10 +196,20 @@ class Manifest:
             _rule(each.name not in sizes, f"{each.name} is there twice")
             _rule(_number(each.bytes) and each.chunks == chunks_in(each.bytes), each.name)
             sizes[each.name] = each.bytes
-        _rule(len(self.tables) == 1 and self.tables[0].name == TABLE, "tables")
-        _rule(TABLE not in sizes, f"{TABLE} is there twice")
-        count = sum(each.chunks for each in self.files)
-        _rule(self.tables[0].bytes == _HEADER.size + count * _ENTRY.size, "bytes of the table")
+        _rule(isinstance(self.reduced, dict), "reduced")
+        tables = [TABLE, REDUCED_TABLE] if self.reduced else [TABLE]
+        _rule([each.name for each in self.tables] == tables, "tables")
+        for name in tables:
+            _rule(name not in sizes, f"{name} is there twice")
+        counts = [
+            sum(each.chunks for each in self.files),
+            sum(each.chunks for each in self.files if each.name in self.reduced),
+        ]
+        for table, count in zip(self.tables, counts):
+            _rule(table.bytes == _HEADER.size + count * _ENTRY.size, f"bytes of {table.name}")
+        for name, size in self.reduced.items():
+            _rule(name in sizes and name + REDUCED not in sizes, f"reduced {name}")
+            _rule(_number(size) and 0 < size < sizes[name], f"bytes of reduced {name}")
         for each in self.state:
             _rule(_number(each.offset) and _number(each.bytes), each.name)
             _rule(each.file in sizes and each.offset + each.bytes <= sizes[each.file], each.name)
@@ -214,7 +262,8 @@ def _real(value: Any) -> bool:
 
 def check_name(name: str, taken: set[str]) -> None:
     """InvalidArgument unless a file of a checkpoint may be called so."""
-    if not _FILE.fullmatch(name) or name in {MANIFEST, TABLE, *taken}:
+    own = {MANIFEST, TABLE, REDUCED_TABLE}
+    if not _FILE.fullmatch(name) or name in own | taken or name.endswith(REDUCED):
         raise InvalidArgument(
             f"a checkpoint cannot have a file {name!r}; give a plain name that it does not use"
             " itself"
@@ -238,19 +287,13 @@ def dump_table(hashes: Iterable[tuple[File, list[bytes]]]) -> bytes:
         for i, each in enumerate(of_file):
             size = min(CHUNK, file.bytes - i * CHUNK)
             entries.append(_ENTRY.pack(each, i * CHUNK, size, 0))
-    return _HEADER.pack(_MAGIC, VERSION, _ENTRY.size, len(entries), CHUNK) + b"".join(entries)
+    return _HEADER.pack(_MAGIC, 1, _ENTRY.size, len(entries), CHUNK) + b"".join(entries)
 
 
 def parse_table(data: bytes, manifest: Manifest, where: str) -> dict[str, list[Entry]]:
     """The chunks of each file by its name. Corruption unless they are those of the manifest."""
     table = manifest.tables[0]
-    if len(data) != table.bytes or hash_of(data).hex() != table.hash:
-        raise Corruption(f"{where}: {table.name} does not match its hash; it is damaged")
-    magic, version, size, count, chunk = _HEADER.unpack_from(data)
-    if version != VERSION:
-        raise Mismatch(f"{where}: {table.name} has version {version}: use a newer Stoker")
-    if (magic, size, chunk) != (_MAGIC, _ENTRY.size, CHUNK) or count * size != len(data) - 64:
-        raise Corruption(f"{where}: {table.name} breaks the format")
+    _check_table(data, table, _MAGIC, where)
     found, at = {}, _HEADER.size
     for file in manifest.files:
         entries = []
@@ -267,3 +310,52 @@ def parse_table(data: bytes, manifest: Manifest, where: str) -> dict[str, list[E
             at += _ENTRY.size
         found[file.name] = entries
     return found
+
+
+def dump_reduced(chunks: Iterable[list[Stored]]) -> bytes:
+    """The table of reduced files, in the manifest's order."""
+    entries = [
+        _ENTRY.pack(each.hash, each.offset, each.bytes, each.width)
+        for of_file in chunks
+        for each in of_file
+    ]
+    header = _HEADER.pack(_MAGIC_REDUCED, 1, _ENTRY.size, len(entries), CHUNK)
+    return header + b"".join(entries)
+
+
+def parse_reduced(data: bytes, manifest: Manifest, where: str) -> dict[str, list[Stored]]:
+    """Where the chunks of each reduced file are. Corruption unless they are all of it."""
+    table = manifest.tables[1]
+    _check_table(data, table, _MAGIC_REDUCED, where)
+    found, at = {}, _HEADER.size
+    for file in manifest.files:
+        if file.name not in manifest.reduced:
+            continue
+        chunks, end = [], 0
+        for i in range(file.chunks):
+            made = Stored(*_ENTRY.unpack_from(data, at))
+            if made.width not in WIDTHS:
+                raise Mismatch(
+                    f"{where}: {file.name} is reduced by elements of {made.width} bytes, which this"
+                    " Stoker does not know: use a newer one"
+                )
+            most = min(CHUNK, file.bytes - i * CHUNK)
+            fits = made.bytes == most if made.width == 0 else 0 < made.bytes < most
+            if made.offset != end or not fits:
+                raise Corruption(f"{where}: {table.name} has a chunk of {file.name} elsewhere")
+            chunks.append(made)
+            end, at = end + made.bytes, at + _ENTRY.size
+        if end != manifest.reduced[file.name]:
+            raise Corruption(f"{where}: {table.name} has another size of {file.name}")
+        found[file.name] = chunks
+    return found
+
+
+def _check_table(data: bytes, table: Table, magic: bytes, where: str) -> None:
+    if len(data) != table.bytes or hash_of(data).hex() != table.hash:
+        raise Corruption(f"{where}: {table.name} does not match its hash; it is damaged")
+    found, version, size, count, chunk = _HEADER.unpack_from(data)
+    if version != 1:
+        raise Mismatch(f"{where}: {table.name} has version {version}: use a newer Stoker")
+    if (found, size, chunk) != (magic, _ENTRY.size, CHUNK) or count * size != len(data) - 64:
+        raise Corruption(f"{where}: {table.name} breaks the format")

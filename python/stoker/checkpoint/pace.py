@@ -15,6 +15,7 @@ class Costs:
     saved: int = 0  # checkpoints that are durable in the first tier
     bytes: int = 0  # of those
     taken_bytes: int = 0  # of those, in files that the store took over from the one before
+    reduced_bytes: int = 0  # that copies did not have to write, as they were made smaller
     seconds: float = 0.0  # that training waited for them
     processor_seconds: float = 0.0  # of the thread that saves
 

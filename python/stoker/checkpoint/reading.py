@@ -14,7 +14,18 @@ import torch
 
 from stoker import _core
 from stoker.checkpoint import shards, tensors
-from stoker.checkpoint.manifest import CHUNK, Entry, File, Manifest, Name, Piece, parse_table
+from stoker.checkpoint.manifest import (
+    CHUNK,
+    Entry,
+    File,
+    Manifest,
+    Name,
+    Piece,
+    Stored,
+    Table,
+    parse_reduced,
+    parse_table,
+)
 from stoker.checkpoint.rectangles import common, runs
 from stoker.checkpoint.state import parts_in
 from stoker.checkpoint.workspace import Buffer, Ring, Tier
@@ -53,14 +64,21 @@ class Reader:
         self.tier, self._name, self._ring, self._others = tier, name, ring, others
         self.where = tier.where(name)
         self.manifest: Manifest = tier.manifest(name)
-        table = self.manifest.tables[0]
+        table, *of_reduced = self.manifest.tables
+        made = self.manifest, self.where
+        self._entries: dict[str, list[Entry]] = parse_table(self._table(table), *made)
+        self._reduced: dict[str, list[Stored]] = {}
+        for each in of_reduced:
+            self._reduced = parse_reduced(self._table(each), *made)
+        self._twins: dict[str, Reader | None] = {}  # the same checkpoint in others, by tier
+
+    def _table(self, table: Table) -> bytes:
         try:
-            data = tier.store.read_bytes(f"{name}/{table.name}")
+            return self.tier.store.read_bytes(f"{self._name}/{table.name}")
         except NotFound:
             raise Corruption(f"{self.where}: {table.name} is missing") from None
         except IoError as error:
             raise Corruption(f"{self.where}: {table.name} cannot be read: {error}") from error
-        self._entries: dict[str, list[Entry]] = parse_table(data, self.manifest, self.where)
 
     def hashes(self, file: File) -> list[bytes]:
         return [entry.hash for entry in self._entries[file.name]]
@@ -74,39 +92,39 @@ class Reader:
         self.tensors()
 
     def _check_size(self, file: File) -> None:
+        name, size = self.manifest.object_of(file.name)
         try:
-            found = self.tier.store.stat(f"{self._name}/{file.name}")["bytes"]
+            found = self.tier.store.stat(f"{self._name}/{name}")["bytes"]
         except NotFound:
-            raise Corruption(f"{self.where}: {file.name} is missing") from None
-        if found != file.bytes:
-            raise Corruption(
-                f"{self.where}: {file.name} has {found} bytes, the manifest says {file.bytes}"
-            )
+            raise Corruption(f"{self.where}: {name} is missing") from None
+        if found != size:
+            raise Corruption(f"{self.where}: {name} has {found} bytes, the manifest says {size}")
 
     def stream(self, file: File, wanted: Any = None) -> Iterator[tuple[int, Buffer, int]]:
         """(offset, memory, bytes) of the chunks of a file in order, each verified. The memory is
         the caller's until it asks for the next. `wanted`: which chunks, by number; None: all."""
-        key, ahead = f"{self._name}/{file.name}", deque()
-        entries = self._entries[file.name]
+        ahead, entries = deque(), self._entries[file.name]
         most = min(AHEAD, self._ring.half)
         numbers = iter(range(file.chunks) if wanted is None else sorted(wanted))
+        spare = None  # what a reduced chunk becomes
+        if file.name in self._reduced:
+            most, spare = max(1, most - 1), self._ring.take()
         try:
             while True:
                 while len(ahead) < most and (i := next(numbers, None)) is not None:
-                    entry, buffer = entries[i], self._ring.take()
+                    buffer = self._ring.take()
                     try:
-                        future = self.tier.store.read(
-                            key, entry.offset, buffer.address, entry.bytes, "checkpoint"
-                        )
+                        future = self._begin(file, i, buffer)
                     except StokerError as error:
                         future = Refused(error)
-                    ahead.append((future, entry, buffer))
+                    ahead.append((future, i, buffer))
                 if not ahead:
                     return
-                future, entry, buffer = ahead.popleft()
+                future, i, buffer = ahead.popleft()
                 try:
-                    self._verified(future, file, key, entry, buffer)
-                    yield entry.offset, buffer, entry.bytes
+                    if self._verified(future, file, i, buffer, spare) is spare:
+                        buffer, spare = spare, buffer
+                    yield entries[i].offset, buffer, entries[i].bytes
                 finally:
                     self._ring.give(buffer)
         finally:
@@ -114,28 +132,76 @@ class Reader:
                 with contextlib.suppress(StokerError):
                     future.wait()
                 self._ring.give(buffer)
+            if spare is not None:
+                self._ring.give(spare)
 
-    def _verified(self, future: Any, file: File, key: str, entry: Entry, buffer: Buffer) -> None:
-        """Waits for a chunk. One that is damaged, or not there, comes from another tier."""
+    def _begin(self, file: File, i: int, buffer: Buffer) -> Any:
+        """Begins to read a chunk, as it lies there."""
+        reduced = self._reduced.get(file.name)
+        at = self._entries[file.name][i] if reduced is None else reduced[i]
+        key = f"{self._name}/{self.manifest.object_of(file.name)[0]}"
+        return self.tier.store.read(key, at.offset, buffer.address, at.bytes, "checkpoint")
+
+    def _plain(self, file: File, i: int, buffer: Buffer, spare: Buffer | None) -> Buffer | None:
+        """Which of the two holds the chunk, once what lies there was read. None: it is damaged."""
+        entry = self._entries[file.name][i]
+        if file.name in self._reduced:
+            stored = self._reduced[file.name][i]
+            if _core.xxh3_128(buffer.address, stored.bytes) != stored.hash:
+                return None
+            if stored.width:
+                given = buffer.address, stored.bytes, stored.width
+                _core.expand(*given, spare.address, entry.bytes)
+                buffer = spare
+        return buffer if _core.xxh3_128(buffer.address, entry.bytes) == entry.hash else None
+
+    def _verified(
+        self, future: Any, file: File, i: int, buffer: Buffer, spare: Buffer | None
+    ) -> Buffer:
+        """Waits for a chunk: which of the two holds it. One that is damaged, or not there, comes
+        from another tier."""
+        entry = self._entries[file.name][i]
         place = f"{file.name} between byte {entry.offset} and {entry.offset + entry.bytes}"
         try:
             future.wait()
-            if _core.xxh3_128(buffer.address, entry.bytes) == entry.hash:
-                return
+            if (held := self._plain(file, i, buffer, spare)) is not None:
+                return held
             error: StokerError = Corruption(f"{self.where}: {place} is damaged")
         except (Corruption, NotFound, IoError, InvalidArgument) as caught:
             error = Corruption(f"{self.where}: {place} cannot be read: {caught}")
         for other in self._others:
             with contextlib.suppress(StokerError):
-                other.store.read(
-                    key, entry.offset, buffer.address, entry.bytes, "checkpoint"
-                ).wait()
-                if _core.xxh3_128(buffer.address, entry.bytes) == entry.hash:
+                if self._from(other, file, i, buffer):
                     log.warning(
                         "%s; these bytes were taken from %s", error, other.where(self._name)
                     )
-                    return
+                    return buffer
         raise error
+
+    def _from(self, other: Tier, file: File, i: int, buffer: Buffer) -> bool:
+        """Whether another tier has the chunk. Its manifest and tables may be damaged: then a file
+        that lies there as it is still has it."""
+        entry = self._entries[file.name][i]
+        if (twin := self._twin(other)) is not None and file.name in twin._reduced:
+            theirs = self._ring.take()
+            try:
+                twin._begin(file, i, theirs).wait()
+                held = twin._plain(file, i, theirs, buffer)
+                if held is theirs:
+                    ctypes.memmove(buffer.address, theirs.address, entry.bytes)
+            finally:
+                self._ring.give(theirs)
+        else:
+            key = f"{self._name}/{file.name}"
+            other.store.read(key, entry.offset, buffer.address, entry.bytes, "checkpoint").wait()
+        return _core.xxh3_128(buffer.address, entry.bytes) == entry.hash
+
+    def _twin(self, other: Tier) -> Reader | None:
+        if other.composition not in self._twins:
+            self._twins[other.composition] = None
+            with contextlib.suppress(StokerError):
+                self._twins[other.composition] = Reader(other, self._name, self._ring, [])
+        return self._twins[other.composition]
 
     def copy(self, name: str, wanted: list[Wanted], progress: Any = lambda _: None) -> None:
         """Copies ranges of a file to memory; each chunk is read once."""

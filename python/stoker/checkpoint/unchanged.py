@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import logging
 
+from dataclasses import dataclass
+
 from stoker import _core
-from stoker.checkpoint.manifest import CHUNK, Name, parse_table
+from stoker.checkpoint.manifest import (
+    CHUNK,
+    REDUCED,
+    Name,
+    Stored,
+    parse_reduced,
+    parse_table,
+)
 from stoker.checkpoint.parts import Whole
 from stoker.checkpoint.workspace import Ring, Tier, fill
 from stoker.errors import Conflict, Corruption, Mismatch, NotFound
@@ -13,22 +22,35 @@ from stoker.errors import Conflict, Corruption, Mismatch, NotFound
 log = logging.getLogger("stoker")
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A file that was taken over. `stored`: where its chunks are, if it is reduced."""
+
+    bytes: int
+    stored: list[Stored] | None
+
+
 class Before:
     """The files of a tier's newest checkpoint, by the hashes of their chunks."""
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
-        self._files: dict[tuple[int, tuple[bytes, ...]], str] = {}
+        self._files: dict[tuple[int, tuple[bytes, ...]], tuple[str, Taken]] = {}
         for name in tier.names():
             try:
-                manifest = tier.manifest(name)
-                table = tier.store.read_bytes(f"{name}/{manifest.tables[0].name}")
-                entries = parse_table(table, manifest, tier.where(name))
+                manifest, where = tier.manifest(name), tier.where(name)
+                read = lambda table: tier.store.read_bytes(f"{name}/{table.name}")
+                entries = parse_table(read(manifest.tables[0]), manifest, where)
+                reduced = {}
+                for table in manifest.tables[1:]:
+                    reduced = parse_reduced(read(table), manifest, where)
             except (Corruption, NotFound, Mismatch):
                 continue  # an older one may be sound
             for file in manifest.files:
                 hashes = tuple(entry.hash for entry in entries[file.name])
-                self._files[file.bytes, hashes] = f"{name}/{file.name}"
+                there, size = manifest.object_of(file.name)
+                taken = Taken(size, reduced.get(file.name))
+                self._files[file.bytes, hashes] = f"{name}/{there}", taken
             return
 
     def hashes_of(self, whole: Whole, ring: Ring) -> list[bytes] | None:
@@ -51,14 +73,18 @@ class Before:
                 return None
         return found
 
-    def take(self, name: Name, file: str, size: int, hashes: list[bytes]) -> bool:
-        """Makes the file of the checkpoint `name` what one of these is; whether there was one."""
-        there = self._files.get((size, tuple(hashes)))
-        if there is None:
-            return False
+    def take(
+        self, name: Name, file: str, size: int, hashes: list[bytes], reduced: bool = False
+    ) -> Taken | None:
+        """Makes the file of the checkpoint `name` what one of these is, if there is one. `reduced`:
+        it may be one that is."""
+        there, taken = self._files.get((size, tuple(hashes)), ("", None))
+        if taken is None or (taken.stored is not None and not reduced):
+            return None
+        to = file if taken.stored is None else file + REDUCED
         try:
-            self._tier.store.copy(there, f"{name}/{file}")
+            self._tier.store.copy(there, f"{name}/{to}")
         except (Conflict, NotFound) as error:  # somebody removes the checkpoint before
             log.info("%s is written anew: %s", file, error)
-            return False
-        return True
+            return None
+        return taken

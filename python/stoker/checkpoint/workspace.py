@@ -138,7 +138,7 @@ class Tier:
                 yield i * CHUNK, size, fill_and_hash
             copied()
 
-        self._write(f"{name}/{whole.name}", whole.bytes, chunks(), ring)
+        self.write_chunks(f"{name}/{whole.name}", whole.bytes, chunks(), ring)
         return hashes
 
     def write_stream(
@@ -151,9 +151,9 @@ class Tier:
                 yield at, size, lambda address: ctypes.memmove(address, theirs.address, size)
                 progress(size)
 
-        self._write(f"{name}/{file.name}", file.bytes, each(), ring)
+        self.write_chunks(f"{name}/{file.name}", file.bytes, each(), ring)
 
-    def _write(
+    def write_chunks(
         self, key: str, size: int, chunks: Iterator[tuple[int, int, Fill]], ring: Ring
     ) -> None:
         """Writes an object of chunks: (offset, bytes, what fills memory with them)."""

@@ -17,14 +17,16 @@ from stoker import _core
 from stoker.checkpoint import importing
 from stoker.checkpoint.checkpoints import Checkpoints
 from stoker.checkpoint.commits import (
+    as_stored,
     check_newest,
     composition_of,
     copy_checkpoint,
     removable,
     sound,
 )
-from stoker.checkpoint.manifest import MANIFEST, TABLE, Name
+from stoker.checkpoint.manifest import MANIFEST, TABLE, Manifest, Name
 from stoker.checkpoint.reading import Reader
+from stoker.checkpoint.reduction import Reduction
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.tensors import dtype_name
 from stoker.checkpoint.workspace import Ring, Tier
@@ -92,6 +94,11 @@ def parser() -> Parser:
     which.add_argument("--after", type=whole(0), metavar="N", help="those of later steps than N")
     cp = command("cp", _cp, "copy a checkpoint to another store, verified on the way")
     cp.add_argument("to", metavar="TO", help="the store to copy it to; made where there is none")
+    cp.add_argument(
+        "--reduce",
+        choices=("on", "all", "off"),
+        help="make it smaller there: packs, or all files; or as plain files (default: as it is)",
+    )
     load = command("import", _import, "make a checkpoint of weights of other tools", step=False)
     load.add_argument(
         "source",
@@ -158,6 +165,7 @@ def _ls(args: argparse.Namespace, stores: _Stores) -> int:
                     "step": name.step,
                     "name": str(name),
                     "bytes": made.bytes,
+                    "stored_bytes": made.stored_bytes,
                     "created": made.created,
                     "metric": made.metric,
                     "pinned": made.pinned,
@@ -200,7 +208,10 @@ def _show(args: argparse.Namespace, stores: _Stores) -> int:
         f" on {made.writer.get('host')}"
     )
     for file in made.files:
-        say(f"  {_core.human_bytes(file.bytes):>10}  {file.name}")
+        small = ""
+        if stored := made.reduced.get(file.name):
+            small = f"  reduced to {_core.human_bytes(stored)}, {file.bytes / stored:.2f} times"
+        say(f"  {_core.human_bytes(file.bytes):>10}  {file.name}{small}")
     for name, (_, placed) in sorted(reader.tensors().items()):
         say(f"  {name}  {dtype_name(placed.spec.dtype)} {list(placed.spec.shape)}")
     for alias, name in sorted(made.aliases.items()):
@@ -283,9 +294,13 @@ def _export(args: argparse.Namespace, stores: _Stores) -> int:
                     bar.update(size)
                 out.flush()
                 os.fsync(out.fileno())
-    more = [TABLE, MANIFEST] if args.everything else []
-    for name in more:
-        (args.folder / name).write_bytes(reader.small(name))
+    more = {}
+    if args.everything:
+        plain = as_stored(reader.manifest, {}).dump()
+        more = {TABLE: reader.small(TABLE)}
+        more[MANIFEST] = plain if reader.manifest.reduced else reader.small(MANIFEST)
+    for name, data in more.items():
+        (args.folder / name).write_bytes(data)
     say(f"{args.folder}: {len(files) + len(more)} files of {reader.where}")
     return 0
 
@@ -325,9 +340,17 @@ def _cp(args: argparse.Namespace, stores: _Stores) -> int:
         if there:
             Reader(to, name, stores.ring, []).verify(bar.update)
         else:
-            copy_checkpoint(source, to, name, stores.ring, bar.update)
+            how = Reduction(args.reduce or _how(source.manifest(name)))
+            copy_checkpoint(source, to, name, stores.ring, bar.update, reduction=how)
     say(f"{to.where(name)}: {'was there already, and is sound' if there else 'copied'}")
     return 0
+
+
+def _how(manifest: Manifest) -> str:
+    """As it is reduced."""
+    if not manifest.reduced:
+        return "off"
+    return "on" if all(name.endswith(".pack") for name in manifest.reduced) else "all"
 
 
 def _import(args: argparse.Namespace, stores: _Stores) -> int:
