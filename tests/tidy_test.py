@@ -31,7 +31,7 @@ MAY_INCLUDE = {
     "data": {"base", "memory", "store"},
     "offload": {"base", "memory", "io", "store", "optim"},
     "cli": {"base", "memory", "classes", "codec", "io", "store"},
-    "bindings": {"base", "memory", "io", "store", "data", "optim", "offload"},
+    "bindings": {"base", "memory", "codec", "io", "store", "data", "optim", "offload"},
 }
 # The floors of python/stoker/offload, from the ground up: a package imports itself and the floors
 # below, type-only imports counted. Packages of one floor do not see each other. The package's face
