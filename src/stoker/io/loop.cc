@@ -64,6 +64,11 @@ class Loop::Impl {
   Status start();
 
   Status submit(std::span<Op* const> ops);
+  Status adopt(const Arena& arena);
+  Status unadopt(const Arena& arena);
+  Status follow(Impl& follower);
+  void unfollow(Impl& follower);
+  Loop* leader() const { return options_.follows; }
   Engine& engine() { return *engine_; }
   Stalls& stalls() { return stalls_; }
   const ClassCounters& counters(Priority priority) const {
@@ -106,6 +111,9 @@ class Loop::Impl {
   const LoopOptions options_;
   const Clock& clock_;
   std::array<ClassCounters, kPriorities> counters_;
+  Mutex arenas_mutex_;  // of a leader it is taken before that of its followers
+  std::vector<const Arena*> arenas_ GUARDED_BY(arenas_mutex_);
+  std::vector<Impl*> followers_ GUARDED_BY(arenas_mutex_);
 
   // Shared with the submitting threads. All sequentially consistent: either the Loop sees the new
   // head before it sleeps, or the submitter sees that it sleeps and wakes it.
@@ -348,15 +356,46 @@ void Loop::Impl::dispatch() {
   batch_.erase(batch_.begin(), batch_.begin() + static_cast<std::ptrdiff_t>(taken));
 }
 
+Status Loop::Impl::adopt(const Arena& arena) {
+  MutexLock lock(arenas_mutex_);
+  STOKER_TRY(engine_->adopt(arena));
+  if (std::find(arenas_.begin(), arenas_.end(), &arena) == arenas_.end()) arenas_.push_back(&arena);
+  for (Impl* follower : followers_) STOKER_TRY(follower->adopt(arena));
+  return {};
+}
+
+Status Loop::Impl::unadopt(const Arena& arena) {
+  MutexLock lock(arenas_mutex_);
+  for (Impl* follower : followers_) STOKER_TRY(follower->unadopt(arena));
+  std::erase(arenas_, &arena);
+  return engine_->unadopt(arena);
+}
+
+Status Loop::Impl::follow(Impl& follower) {
+  MutexLock lock(arenas_mutex_);
+  followers_.push_back(&follower);
+  for (const Arena* arena : arenas_) STOKER_TRY(follower.adopt(*arena));
+  return {};
+}
+
+void Loop::Impl::unfollow(Impl& follower) {
+  MutexLock lock(arenas_mutex_);
+  std::erase(followers_, &follower);
+}
+
 Result<std::unique_ptr<Loop>> Loop::make(std::unique_ptr<Engine> engine, LoopOptions options,
                                          const Clock& clock) {
   auto impl = std::make_unique<Impl>(std::move(engine), options, clock);
   STOKER_TRY(impl->start());
-  return std::unique_ptr<Loop>(new Loop(std::move(impl)));
+  std::unique_ptr<Loop> loop(new Loop(std::move(impl)));
+  if (options.follows != nullptr) STOKER_TRY(options.follows->impl_->follow(*loop->impl_));
+  return loop;
 }
 
 Loop::Loop(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Loop::~Loop() = default;
+Loop::~Loop() {
+  if (impl_->leader() != nullptr) impl_->leader()->impl_->unfollow(*impl_);
+}
 
 Result<FileInfo> Loop::open(const OpenFile& file) {
   auto info = impl_->engine().open(file);
@@ -367,8 +406,8 @@ Status Loop::close(FileId file) {
   STOKER_TRY(impl_->stalls().closed(file));
   return impl_->engine().close(file);
 }
-Status Loop::adopt(const Arena& arena) { return impl_->engine().adopt(arena); }
-Status Loop::unadopt(const Arena& arena) { return impl_->engine().unadopt(arena); }
+Status Loop::adopt(const Arena& arena) { return impl_->adopt(arena); }
+Status Loop::unadopt(const Arena& arena) { return impl_->unadopt(arena); }
 Status Loop::submit(std::span<Op* const> ops) { return impl_->submit(ops); }
 Status Loop::submit(Op& op) {
   Op* one[] = {&op};

@@ -25,6 +25,8 @@
 
 namespace stoker {
 
+class Loop;
+
 struct LoopOptions {
   uint32_t depth = 64;           // ops in flight at most (also bounded by the engine)
   uint32_t queue_max = 1 << 16;  // ops waiting at most; beyond it submit() says busy
@@ -38,6 +40,8 @@ struct LoopOptions {
   uint64_t stall_warn_ns = 30'000'000'000, stall_error_ns = 300'000'000'000;
   // gets a span for each op's wait in the queue, and one for its service; must outlive the Loop
   Trace* trace = nullptr;
+  // another Loop, which outlives this one: what it has adopted, or will, is adopted here too
+  Loop* follows = nullptr;
 };
 
 // What went through, by class; read by any thread.

@@ -46,7 +46,7 @@ class FakeNvme {
     serve(io_);
   }
 
-  std::unique_ptr<nvme::Bus> bus() { return std::make_unique<FakeBus>(*this); }
+  std::shared_ptr<nvme::Bus> bus() { return std::make_shared<FakeBus>(*this); }
 
  private:
   struct Entry {

@@ -5,9 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
+#include "stoker/base/counters.h"
+#include "stoker/base/mutex.h"
 #include "stoker/base/result.h"
 
 namespace stoker::nvme {
@@ -36,6 +39,21 @@ class Bus {
   // Where devices see `bytes` at `data`, both multiples of 4 KiB.
   virtual Result<uint64_t> map(const void* data, uint64_t bytes) = 0;
   virtual void unmap(uint64_t at, uint64_t bytes) = 0;
+
+  // The same for an arena, which is mapped once however many engines use it: by the first, and
+  // until each has given it back.
+  Result<uint64_t> map_arena(int32_t id, const void* data, uint64_t bytes);
+  void give_back_arena(int32_t id);
+  const Counter& arenas_mapped() const { return arenas_mapped_; }  // how often that was done
+
+ private:
+  struct Shared {
+    uint64_t at = 0, bytes = 0;
+    size_t users = 0;
+  };
+  Mutex arenas_mutex_;
+  std::map<int32_t, Shared> arenas_ GUARDED_BY(arenas_mutex_);
+  Counter arenas_mapped_;
 };
 
 // Memory that a device may reach at any time: for queues.

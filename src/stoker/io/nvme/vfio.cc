@@ -31,7 +31,39 @@ Error device_error(int error, const std::string& address, const std::string& wha
 
 }  // namespace
 
-Result<std::unique_ptr<Bus>> VfioBus::make() {
+Result<uint64_t> Bus::map_arena(int32_t id, const void* data, uint64_t bytes) {
+  MutexLock lock(arenas_mutex_);
+  const auto known = arenas_.find(id);
+  if (known != arenas_.end()) {
+    ++known->second.users;
+    return known->second.at;
+  }
+  STOKER_ASSIGN(const uint64_t at, map(data, bytes));
+  arenas_.emplace(id, Shared{at, bytes, 1});
+  arenas_mapped_.add(1);
+  return at;
+}
+
+void Bus::give_back_arena(int32_t id) {
+  MutexLock lock(arenas_mutex_);
+  const auto known = arenas_.find(id);
+  STOKER_CHECK(known != arenas_.end());
+  if (--known->second.users > 0) return;
+  unmap(known->second.at, known->second.bytes);
+  arenas_.erase(known);
+}
+
+Result<std::shared_ptr<Bus>> VfioBus::of_process() {
+  static Mutex mutex;
+  static std::weak_ptr<Bus> known;
+  MutexLock lock(mutex);
+  if (auto bus = known.lock()) return bus;
+  STOKER_ASSIGN(auto bus, make());
+  known = bus;
+  return bus;
+}
+
+Result<std::shared_ptr<Bus>> VfioBus::make() {
   const int fd = ::open("/dev/vfio/vfio", O_RDWR | O_CLOEXEC);
   if (fd < 0)
     return errno_error(errno,
@@ -44,17 +76,56 @@ Result<std::unique_ptr<Bus>> VfioBus::make() {
     return make_error(Code::unsupported, "this kernel's VFIO has no IOMMU of type 1, version 2",
                       kWhere);
   }
-  return std::unique_ptr<Bus>(new VfioBus(fd));
+  return std::shared_ptr<Bus>(new VfioBus(fd));
 }
 
-VfioBus::~VfioBus() { ::close(fd_); }
+VfioBus::~VfioBus() {
+  for (const auto& [number, fd] : groups_) ::close(fd);
+  ::close(fd_);
+}
 
 Result<std::unique_ptr<Device>> VfioBus::open(const std::string& address) {
   return PciDevice::open(address, *this);
 }
 
-Status VfioBus::take_group(int group, const std::string& what) {
+Result<int> VfioBus::group(const std::string& number, const std::string& what) {
   std::lock_guard lock(mutex_);
+  if (const auto known = groups_.find(number); known != groups_.end()) return known->second;
+  const int group = ::open(("/dev/vfio/" + number).c_str(), O_RDWR | O_CLOEXEC);
+  if (group < 0)
+    return device_error(errno, what,
+                        errno == EBUSY ? "another process drives it"
+                                       : "its group /dev/vfio/" + number + " does not open");
+  if (const Status taken = take_group(group, what); !taken) {
+    ::close(group);
+    return taken.error();
+  }
+  groups_.emplace(number, group);
+  return group;
+}
+
+Status VfioBus::claim(const std::string& address) {
+  std::lock_guard lock(mutex_);
+  if (claimed_.insert(address).second) return {};
+  return device_error(EBUSY, address, "this process drives it already, for another store");
+}
+
+void VfioBus::leave(const std::string& address) {
+  std::lock_guard lock(mutex_);
+  claimed_.erase(address);
+}
+
+// Under mutex_.
+Status VfioBus::take_group(int group, const std::string& what) {
+  vfio_group_status status{};
+  status.argsz = sizeof status;
+  if (ioctl(group, VFIO_GROUP_GET_STATUS, &status) != 0 ||
+      (status.flags & VFIO_GROUP_FLAGS_VIABLE) == 0)
+    return make_error(Code::busy,
+                      "cannot drive the device " + what +
+                          ": another device of its IOMMU group has a driver of the kernel's; bind "
+                          "all of the group",
+                      kWhere);
   int fd = fd_;
   if (ioctl(group, VFIO_GROUP_SET_CONTAINER, &fd) != 0)
     return device_error(errno, what, "its IOMMU group cannot be taken");
@@ -125,8 +196,8 @@ DmaMemory::~DmaMemory() {
 }
 
 Result<std::unique_ptr<Device>> PciDevice::open(const std::string& address, VfioBus& bus) {
-  std::unique_ptr<PciDevice> device(new PciDevice);
-  STOKER_TRY(device->take(address, bus));
+  std::unique_ptr<PciDevice> device(new PciDevice(address, bus));
+  STOKER_TRY(device->take());
   STOKER_TRY(device->map_registers());
   STOKER_TRY(device->enable());
   return std::unique_ptr<Device>(std::move(device));
@@ -134,12 +205,14 @@ Result<std::unique_ptr<Device>> PciDevice::open(const std::string& address, Vfio
 
 PciDevice::~PciDevice() {
   if (registers_ != nullptr) munmap(const_cast<std::byte*>(registers_), registers_bytes_);
-  for (const int fd : {interrupt_, device_, group_}) {
+  for (const int fd : {interrupt_, device_}) {
     if (fd >= 0) ::close(fd);
   }
+  if (claimed_) bus_.leave(address_);
 }
 
-Status PciDevice::take(const std::string& address, VfioBus& bus) {
+Status PciDevice::take() {
+  const std::string& address = address_;
   const fs::path folder = fs::path("/sys/bus/pci/devices") / address;
   std::error_code error;
   if (!fs::exists(folder, error))
@@ -158,22 +231,10 @@ Status PciDevice::take(const std::string& address, VfioBus& bus) {
                       "cannot drive the device " + address +
                           ": it has no IOMMU group; turn the IOMMU on (firmware; intel_iommu=on)",
                       kWhere);
-  group_ = ::open(("/dev/vfio/" + group).c_str(), O_RDWR | O_CLOEXEC);
-  if (group_ < 0)
-    return device_error(errno, address,
-                        errno == EBUSY ? "another process drives it"
-                                       : "its group /dev/vfio/" + group + " does not open");
-  vfio_group_status status{};
-  status.argsz = sizeof status;
-  if (ioctl(group_, VFIO_GROUP_GET_STATUS, &status) != 0 ||
-      (status.flags & VFIO_GROUP_FLAGS_VIABLE) == 0)
-    return make_error(Code::busy,
-                      "cannot drive the device " + address +
-                          ": another device of its IOMMU group has a driver of the kernel's; bind "
-                          "all of the group",
-                      kWhere);
-  STOKER_TRY(bus.take_group(group_, address));
-  device_ = ioctl(group_, VFIO_GROUP_GET_DEVICE_FD, address.c_str());
+  STOKER_TRY(bus_.claim(address));
+  claimed_ = true;
+  STOKER_ASSIGN(const int group_fd, bus_.group(group, address));
+  device_ = ioctl(group_fd, VFIO_GROUP_GET_DEVICE_FD, address.c_str());
   if (device_ < 0) return device_error(errno, address, "vfio-pci does not give it");
   ioctl(device_, VFIO_DEVICE_RESET);  // what a process before us left; the controller's own comes
   return {};

@@ -6,7 +6,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "stoker/io/nvme/bus.h"
 
@@ -16,7 +18,8 @@ namespace stoker::nvme {
 // memory is pinned while it is mapped. Large pages stay large.
 class VfioBus final : public Bus {
  public:
-  static Result<std::unique_ptr<Bus>> make();
+  // The bus of the process, which all its engines share; it ends with the last of them.
+  static Result<std::shared_ptr<Bus>> of_process();
   ~VfioBus() override;
   VfioBus(const VfioBus&) = delete;
   VfioBus& operator=(const VfioBus&) = delete;
@@ -24,16 +27,24 @@ class VfioBus final : public Bus {
   Result<std::unique_ptr<Device>> open(const std::string& address) override;
   Result<uint64_t> map(const void* data, uint64_t bytes) override;
   void unmap(uint64_t at, uint64_t bytes) override;
-  // Takes the group of a device; the first one decides on the IOMMU.
-  Status take_group(int group, const std::string& what);
+  // The group of a device, open until the bus ends: with its last group an IOMMU forgets what is
+  // mapped. The first one decides on the IOMMU.
+  Result<int> group(const std::string& number, const std::string& what);
+  // busy: an engine of this process drives it already.
+  Status claim(const std::string& address);
+  void leave(const std::string& address);
 
  private:
   explicit VfioBus(int fd) : fd_(fd) {}
+  static Result<std::shared_ptr<Bus>> make();
   uint64_t find_room(uint64_t bytes) const;
+  Status take_group(int group, const std::string& what);
 
   const int fd_;
   std::mutex mutex_;
   std::map<uint64_t, uint64_t> used_;  // where each begins -> bytes; guarded by mutex_
+  std::map<std::string, int> groups_;  // their descriptors; guarded by mutex_
+  std::set<std::string> claimed_;      // guarded by mutex_
   bool ready_ = false;                 // guarded by mutex_
 };
 
@@ -53,13 +64,16 @@ class PciDevice final : public Device {
   void cut_off() override;
 
  private:
-  PciDevice() = default;
-  Status take(const std::string& address, VfioBus& bus);
+  PciDevice(std::string address, VfioBus& bus) : address_(std::move(address)), bus_(bus) {}
+  Status take();
   Status map_registers();
   Status enable();
   Status let_reach_memory(bool may);
 
-  int group_ = -1, device_ = -1, interrupt_ = -1;
+  const std::string address_;
+  VfioBus& bus_;
+  bool claimed_ = false;
+  int device_ = -1, interrupt_ = -1;
   volatile std::byte* registers_ = nullptr;
   uint64_t registers_bytes_ = 0;
 };

@@ -68,6 +68,11 @@ Result<std::unique_ptr<VfioEngine>> VfioEngine::make(uint32_t depth, const VfioO
 VfioEngine::~VfioEngine() {
   STOKER_CHECK(in_flight_ == 0);
   ::close(wake_fd_);
+  // Others may go on with the bus: the drives stop, then the memory is theirs no more.
+  for (std::unique_ptr<Drive>& drive : drives_) drive.reset();
+  for (const auto& [id, region] : arenas_) {
+    if (region.at != 0) bus_->give_back_arena(id);
+  }
 }
 
 Result<FileInfo> VfioEngine::open(const OpenFile& request) {
@@ -115,7 +120,7 @@ Result<VfioEngine::Drive*> VfioEngine::drive_at(const std::string& address) {
 // Each arena once, for all drives. Under mutex_.
 void VfioEngine::map_arena(int32_t id) {
   Region& region = arenas_.at(id);
-  const auto at = bus_->map(region.data, region.bytes);
+  const auto at = bus_->map_arena(id, region.data, region.bytes);
   if (at) region.at = *at;
   if (!at) log().warn("{}: each transfer maps its memory", at.error().message());
 }
@@ -131,7 +136,7 @@ Status VfioEngine::unadopt(const Arena& arena) {
   std::lock_guard lock(mutex_);
   const auto found = arenas_.find(arena.id());
   if (found == arenas_.end()) return {};
-  if (found->second.at != 0) bus_->unmap(found->second.at, found->second.bytes);
+  if (found->second.at != 0) bus_->give_back_arena(arena.id());
   arenas_.erase(found);
   return {};
 }

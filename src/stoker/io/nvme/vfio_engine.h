@@ -28,7 +28,7 @@ struct VfioOptions {
   uint64_t command_ns = 10'000'000'000;
   uint32_t resets_max = 2;   // of a controller that still does not answer; then it is given up
   uint32_t repeats_max = 2;  // of a command that the controller aborted, as it was asked to
-  std::function<Result<std::unique_ptr<Bus>>()> make_bus = VfioBus::make;
+  std::function<Result<std::shared_ptr<Bus>>()> make_bus = VfioBus::of_process;
 };
 
 // Read by any thread.
@@ -101,7 +101,7 @@ class VfioEngine final : public Engine {
   VfioCounters vfio_counters_;
   FileTable files_;
   mutable std::mutex mutex_;
-  std::unique_ptr<Bus> bus_;                    // guarded by mutex_
+  std::shared_ptr<Bus> bus_;                    // guarded by mutex_
   std::unordered_map<int32_t, Region> arenas_;  // guarded by mutex_; at 0: not mapped
   std::vector<Drive*> of_file_;                 // guarded by mutex_
   std::array<std::unique_ptr<Drive>, kDrivesMax> drives_;

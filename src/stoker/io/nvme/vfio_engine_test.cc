@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "stoker/io/load.h"
 #include "stoker/testing/engine_conformance.h"
 #include "stoker/testing/fake_nvme.h"
 #include "stoker/testing/namespace_files.h"
@@ -19,7 +20,7 @@ constexpr const char* kTarget = "nvme:0000:00:04.0";
 
 nvme::VfioOptions options_of(FakeNvme& drive) {
   nvme::VfioOptions options;
-  options.make_bus = [&drive]() -> Result<std::unique_ptr<nvme::Bus>> { return drive.bus(); };
+  options.make_bus = [&drive]() -> Result<std::shared_ptr<nvme::Bus>> { return drive.bus(); };
   return options;
 }
 
@@ -302,6 +303,92 @@ TEST_F(OwnDriver, TheControllerIsToldThatItsUserLeaves) {
   ASSERT_TRUE(engine_->unadopt(*arena_));
   engine_.reset();
   EXPECT_EQ(drive_.farewells, 1U);
+}
+
+// Two drives on one bus.
+class TwoDrives final : public nvme::Bus {
+ public:
+  TwoDrives(FakeNvme& first, FakeNvme& second) : first_(first.bus()), second_(second.bus()) {}
+  Result<std::unique_ptr<nvme::Device>> open(const std::string& address) override {
+    return (address == "0000:00:05.0" ? second_ : first_)->open("0000:00:04.0");
+  }
+  Result<uint64_t> map(const void* data, uint64_t bytes) override {
+    STOKER_TRY(first_->map(data, bytes));
+    return second_->map(data, bytes);
+  }
+  void unmap(uint64_t at, uint64_t bytes) override {
+    first_->unmap(at, bytes);
+    second_->unmap(at, bytes);
+  }
+
+ private:
+  const std::shared_ptr<nvme::Bus> first_, second_;
+};
+
+TEST_F(OwnDriver, AnArenaIsMappedOnceForAllEnginesOfAProcess) {
+  FakeNvme other(64 * kMiB);
+  const std::shared_ptr<nvme::Bus> bus = std::make_shared<TwoDrives>(drive_, other);
+  nvme::VfioOptions options;
+  options.make_bus = [&bus]() -> Result<std::shared_ptr<nvme::Bus>> { return bus; };
+  Budget budget(2 * kMiB);
+  const auto arena = std::move(*Arena::make(kMiB, budget));
+  const Buffer buffer = std::move(*arena->take(64 * kKiB));
+  const Load load{Load::Kind::write, 16 * kKiB, 4, kMiB};
+  std::vector<std::unique_ptr<Loop>> loops;
+  std::vector<const nvme::VfioCounters*> counters;
+  std::vector<FileId> files;
+  for (const char* target : {"nvme:0000:00:04.0", "nvme:0000:00:05.0"}) {
+    auto engine = std::move(*nvme::VfioEngine::make(8, options));
+    counters.push_back(&engine->vfio_counters());
+    loops.push_back(std::move(*Loop::make(std::move(engine))));
+    const auto file = loops.back()->open({.path = target});
+    ASSERT_TRUE(file) << file.error().message();
+    files.push_back(file->id);
+    ASSERT_TRUE(loops.back()->adopt(*arena));
+    // another namespace or range of the drive
+    ASSERT_TRUE(loops.back()->open({.path = std::string(target) + "@1MiB+1MiB"}));
+  }
+  EXPECT_EQ(bus->arenas_mapped().get(), 1U);
+  const uint64_t mapped = other.mapped_bytes;
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_TRUE(run_load(*loops[i], files[i], buffer.slice(), load));
+    EXPECT_EQ(counters[i]->mapped_ops.get(), 0U) << "memory was mapped for single transfers";
+  }
+  ASSERT_TRUE(loops[0]->unadopt(*arena));
+  EXPECT_EQ(other.mapped_bytes, mapped) << "the other engine still uses it";
+  ASSERT_TRUE(run_load(*loops[1], files[1], buffer.slice(), load));
+  loops[1].reset();  // gives back what it did not before
+  loops.clear();
+  EXPECT_EQ(other.mapped_bytes, 0U);
+  EXPECT_EQ(bus->arenas_mapped().get(), 1U);
+}
+
+// A store on such a drive has a Loop of its own; its callers' memory is adopted by the process's.
+TEST_F(OwnDriver, ALoopThatFollowsAnotherKnowsItsArenas) {
+  auto leader = std::move(*Loop::make(std::move(*make_engine("posix", 4))));
+  Budget budget(4 * kMiB);
+  const auto before = std::move(*Arena::make(kMiB, budget));
+  const auto later = std::move(*Arena::make(kMiB, budget));
+  ASSERT_TRUE(leader->adopt(*before));
+  auto vfio = std::move(*nvme::VfioEngine::make(8, options_of(drive_)));
+  const nvme::VfioCounters& counters = vfio->vfio_counters();
+  LoopOptions options;
+  options.follows = leader.get();
+  auto loop = std::move(*Loop::make(std::move(vfio), options));
+  const auto file = loop->open({.path = kTarget});
+  ASSERT_TRUE(file) << file.error().message();
+  ASSERT_TRUE(leader->adopt(*later));
+  const uint64_t mapped = drive_.mapped_bytes;
+  for (Arena* arena : {before.get(), later.get()}) {
+    const Buffer buffer = std::move(*arena->take(64 * kKiB));
+    const Load load{Load::Kind::write, 16 * kKiB, 4, kMiB};
+    ASSERT_TRUE(run_load(*loop, file->id, buffer.slice(), load));
+  }
+  EXPECT_EQ(counters.mapped_ops.get(), 0U) << "memory was mapped for single transfers";
+  ASSERT_TRUE(leader->unadopt(*before));
+  EXPECT_EQ(drive_.mapped_bytes, mapped - 2 * kMiB);
+  loop.reset();
+  ASSERT_TRUE(leader->unadopt(*later)) << "nobody follows any more";
 }
 
 }  // namespace
