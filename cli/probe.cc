@@ -1,5 +1,6 @@
 // stoker probe DIR: measures the disk of a folder and keeps the result there. Of an NVMe namespace
-// ("nvme:...") it measures what reads cost by each engine that reaches it, and keeps nothing.
+// ("nvme:...") it measures what reads cost by each engine that reaches it, with --gpu what it costs
+// to reach the memory of a GPU; both keep nothing.
 #include "stoker/io/probe.h"
 
 #include <unistd.h>
@@ -10,6 +11,7 @@
 
 #include "command.h"
 #include "stoker/base/bytes.h"
+#include "stoker/io/gpu/probe.h"
 #include "stoker/io/nvme/command.h"
 #include "stoker/io/nvme/probe.h"
 
@@ -20,6 +22,7 @@ struct ProbeArguments {
   std::string folder;
   std::string engine = "auto";
   double seconds = 8;
+  int gpu = -1;
   bool json = false;
 };
 
@@ -68,7 +71,36 @@ Status run_nvme(const ProbeArguments& arguments) {
   return {};
 }
 
+Status run_gpu(const ProbeArguments& arguments) {
+  if (arguments.engine != "auto" || nvme::is_target(arguments.folder))
+    return make_error(Code::invalid_argument,
+                      "--gpu is for folders, and has engines of its own: leave --engine out",
+                      "cli");
+  STOKER_ASSIGN(const auto gpu, gpu::Gpu::open(arguments.gpu));
+  STOKER_ASSIGN(const gpu::GpuProbe probe,
+                gpu::probe_gpu(arguments.folder, gpu,
+                               {.seconds = arguments.seconds, .progress = show_progress}));
+  if (arguments.json) {
+    std::fputs(gpu::gpu_probe_json(probe).c_str(), stdout);
+    return {};
+  }
+  std::printf("%s and %s\n", arguments.folder.c_str(), probe.device.c_str());
+  if (!probe.why_no_cufile.empty())
+    std::printf("without cuFile: %s\n", probe.why_no_cufile.c_str());
+  if (probe.bounced_bytes > 0)
+    std::printf("cuFile refused %s, which went through host memory\n",
+                human_bytes(probe.bounced_bytes).c_str());
+  std::printf("%-8s %-6s %10s %6s %10s\n", "way", "op", "block", "depth", "GB/s");
+  for (const gpu::GpuPoint& point : probe.points) {
+    std::printf("%-8s %-6s %10s %6u %10.2f\n", point.way.c_str(),
+                std::string(name(point.kind)).c_str(), human_bytes(point.block_bytes).c_str(),
+                point.depth, point.bytes_per_second / 1e9);
+  }
+  return {};
+}
+
 Status run(const ProbeArguments& arguments) {
+  if (arguments.gpu >= 0) return run_gpu(arguments);
   if (nvme::is_target(arguments.folder)) return run_nvme(arguments);
   STOKER_ASSIGN(const Probe probe, run_probe(arguments.folder, {.engine = arguments.engine,
                                                                 .seconds = arguments.seconds,
@@ -98,6 +130,12 @@ void add_probe(CLI::App& app, ExitStatus& status) {
   command->add_option("--engine", arguments->engine, "auto, uring or posix")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "uring", "posix"}));
+  command
+      ->add_option(
+          "--gpu", arguments->gpu,
+          "The number of a GPU (0 is the first): measures transfers between the folder and "
+          "its memory, by cuFile and through host memory; nothing is kept")
+      ->check(CLI::Range(0, 1023));
   command->add_option("--seconds", arguments->seconds, "About how long it may take")
       ->capture_default_str()
       ->check(number(1.0, 600.0));

@@ -192,6 +192,25 @@ def test_probe_of_a_read_only_or_small_folder_says_why(tmp_path):
         assert not any(folder.iterdir())
 
 
+# Libraries of a GPU made of software, by which the command finds one.
+FAKE_GPU = Path(__file__).resolve().parents[2] / "build/release/src/stoker/io/fake_gpu"
+
+
+def test_probe_measures_transfers_to_gpu_memory(tmp_path):
+    fake = {"PATH": "/nowhere", "LD_LIBRARY_PATH": str(FAKE_GPU)}
+    words = ("probe", tmp_path, "--gpu", "0", "--seconds", "1")
+    both = json.loads(run(*words, "--json", env=fake).stdout)
+    assert both["device"] == "a GPU made of software" and both["why_no_cufile"] == ""
+    assert [point["way"] for point in both["points"]] == ["cufile"] * 6 + ["host"] * 6
+    assert both["bounced_bytes"] == 0
+    one = run(*words, env={**fake, "STOKER_FAKE_CUFILE": "5001"})
+    assert "without cuFile: the kernel module nvidia-fs is not loaded" in one.stdout
+    assert "cufile" not in one.stdout and one.stdout.count("host") == 6
+    assert not any(tmp_path.iterdir())
+    assert "there is no GPU 7" in refused(1, "probe", tmp_path, "--gpu", "7", env=fake)
+    assert "leave --engine out" in refused(1, *words, "--engine", "posix", env=fake)
+
+
 @pytest.mark.parametrize(
     "words",
     [

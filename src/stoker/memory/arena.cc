@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <new>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -111,14 +112,36 @@ Result<std::unique_ptr<Arena>> Arena::make(uint64_t bytes, Budget& budget) {
   return std::unique_ptr<Arena>(new Arena(mapping->data, bytes, mapping->pages, std::move(grant)));
 }
 
-Arena::Arena(std::byte* data, uint64_t size, PageReport pages, Grant grant)
-    : data_(data), size_(size), pages_(pages), id_(next_arena_id++), grant_(std::move(grant)) {
+std::unique_ptr<Arena> Arena::over(std::byte* data, uint64_t bytes, Grant grant,
+                                   std::function<void()> release) {
+  STOKER_CHECK(is_aligned(reinterpret_cast<uintptr_t>(data), kIoAlign));
+  return std::unique_ptr<Arena>(
+      new Arena(data, bytes, {.total_bytes = bytes}, std::move(grant), std::move(release)));
+}
+
+Arena::Arena(std::byte* data, uint64_t size, PageReport pages, Grant grant,
+             std::function<void()> release)
+    : data_(data),
+      size_(size),
+      pages_(pages),
+      id_(next_arena_id++),
+      grant_(std::move(grant)),
+      release_(std::move(release)) {
   free_.emplace(0, size);
 }
 
 Arena::~Arena() {
   STOKER_CHECK(used_ == lost_);
-  if (!is_lost(data_, size_)) munmap(data_, size_);
+  if (is_lost(data_, size_)) {
+    // What it keeps alive stays, too.
+    if (release_) static_cast<void>(new (std::nothrow) std::function<void()>(release_));
+    return;
+  }
+  if (release_) {
+    release_();
+  } else {
+    munmap(data_, size_);
+  }
 }
 
 Result<Buffer> Arena::take(size_t bytes) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 
@@ -52,6 +53,10 @@ class Arena {
   // Reserves and pre-faults `bytes` (rounded up to 2 MiB), drawn on `budget`. over_budget where the
   // machine has not the memory.
   static Result<std::unique_ptr<Arena>> make(uint64_t bytes, Budget& budget);
+  // Over memory that this processor cannot touch (a GPU's), aligned to 4 KiB; `release` is called
+  // at the end.
+  static std::unique_ptr<Arena> over(std::byte* data, uint64_t bytes, Grant grant,
+                                     std::function<void()> release);
   // every Buffer must be back; with lost memory (lost.h) it stays mapped until the process ends
   ~Arena();
   Arena(const Arena&) = delete;
@@ -68,10 +73,12 @@ class Arena {
   uint64_t peak() const;
   uint64_t largest_free() const;
   PageReport pages() const { return pages_; }
+  bool foreign() const { return release_ != nullptr; }  // made by over()
 
  private:
   friend class Buffer;
-  Arena(std::byte* data, uint64_t size, PageReport pages, Grant grant);
+  Arena(std::byte* data, uint64_t size, PageReport pages, Grant grant,
+        std::function<void()> release = nullptr);
   void give_back(const Slice& slice);
 
   std::byte* const data_;
@@ -79,6 +86,7 @@ class Arena {
   const PageReport pages_;
   const int32_t id_;
   Grant grant_;
+  const std::function<void()> release_;
   mutable Mutex mutex_;
   std::map<uint64_t, uint64_t> free_ GUARDED_BY(mutex_);  // offset -> bytes, coalesced
   // of used_: in Buffers that are gone and never come back (lost.h)

@@ -12,6 +12,7 @@
 
 #include "stoker/base/bytes.h"
 #include "stoker/io/nvme/command.h"
+#include "stoker/io/spdk/engine.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/store_file.h"
 #include "stoker/store/writer_lock.h"
@@ -126,7 +127,7 @@ Status make_blank(Loop& loop, const std::vector<std::string>& devices) {
   for (const std::string& path : devices) {
     std::unique_ptr<Loop> own;  // of a drive that we drive ourselves
     if (nvme::is_pci_target(path)) {
-      STOKER_ASSIGN(auto engine, make_engine("vfio"));
+      STOKER_ASSIGN(auto engine, make_pci_engine({path}));
       STOKER_ASSIGN(own, Loop::make(std::move(engine)));
     }
     Loop& used = own ? *own : loop;

@@ -15,7 +15,8 @@ std::string StoreFile::locked_path() const {
   const auto target = nvme::parse_target(file_path);
   if (!target) return file_path;
   if (!nvme::is_pci_target(file_path)) return target->device;
-  const std::string address = target->device.substr(0, target->device.find('/'));
+  const size_t begin = nvme::is_spdk_target(file_path) ? std::string_view("spdk:").size() : 0;
+  const std::string address = target->device.substr(begin, target->device.find('/') - begin);
   return "/sys/bus/pci/devices/" + address + "/config";
 }
 

@@ -191,6 +191,8 @@ bool is_target(std::string_view path) { return path.starts_with(kPrefix); }
 
 bool is_pci_target(std::string_view path) { return is_target(path) && !path.starts_with("nvme:/"); }
 
+bool is_spdk_target(std::string_view path) { return path.starts_with("nvme:spdk:"); }
+
 Result<Target> parse_target(std::string_view path) {
   std::string_view text = path;
   if (is_target(text)) text.remove_prefix(kPrefix.size());

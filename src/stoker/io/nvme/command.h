@@ -73,8 +73,10 @@ struct Target {
   std::optional<uint64_t> bytes;  // none: up to the end
 };
 bool is_target(std::string_view path);
-// One that is named by its PCI address: the engine vfio drives it.
+// One that is named by its PCI address: the engine vfio drives it, or SPDK.
 bool is_pci_target(std::string_view path);
+// "nvme:spdk:0000:00:04.0": one that SPDK drives; it counts as named by its PCI address, too.
+bool is_spdk_target(std::string_view path);
 Result<Target> parse_target(std::string_view path);
 
 }  // namespace stoker::nvme

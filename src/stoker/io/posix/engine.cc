@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <optional>
 #include <system_error>
 
 #include "stoker/io/thread.h"
@@ -40,10 +41,11 @@ int64_t call(const Op& op, int fd) {
 
 }  // namespace
 
-Result<std::unique_ptr<PosixEngine>> PosixEngine::make(uint32_t depth) {
+Result<std::unique_ptr<PosixEngine>> PosixEngine::make(uint32_t depth,
+                                                       std::unique_ptr<Carrier> carrier) {
   if (depth == 0)
     return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", "io/posix");
-  auto engine = std::unique_ptr<PosixEngine>(new PosixEngine(depth));
+  auto engine = std::unique_ptr<PosixEngine>(new PosixEngine(depth, std::move(carrier)));
   STOKER_TRY(engine->add_thread());
   return engine;
 }
@@ -65,6 +67,11 @@ PosixEngine::~PosixEngine() {
   }
   work_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+}
+
+Status PosixEngine::close(FileId file) {
+  if (carrier_) carrier_->closing(file);
+  return files_.close(file);
 }
 
 size_t PosixEngine::submit(std::span<Op* const> ops) {
@@ -143,7 +150,13 @@ void PosixEngine::work() {
 // Runs on one of the threads; nobody else touches the op meanwhile.
 void PosixEngine::carry(Op& op) {
   const FileTable::File& file = *files_.find(op.file);
-  while (!advance(op, call(op, file.fd), file.path, counters_)) {
+  const bool carries =
+      carrier_ != nullptr && (op.kind == Op::Kind::read || op.kind == Op::Kind::write);
+  for (;;) {
+    std::optional<int64_t> outcome;
+    if (carries) outcome = carrier_->carry(op, file);
+    if (!outcome) outcome = call(op, file.fd);
+    if (advance(op, *outcome, file.path, counters_)) return;
   }
 }
 

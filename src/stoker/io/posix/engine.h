@@ -9,6 +9,7 @@
 #include "stoker/io/engine.h"
 #include "stoker/io/file_table.h"
 #include "stoker/io/op_list.h"
+#include "stoker/io/posix/carrier.h"
 
 namespace stoker {
 
@@ -16,24 +17,32 @@ class PosixEngine final : public Engine {
  public:
   // A thread carries one op at a time; there come to be as many as ops were ever under way at once,
   // so that those of a disk that hangs hold up no others.
-  static Result<std::unique_ptr<PosixEngine>> make(uint32_t depth);
+  static Result<std::unique_ptr<PosixEngine>> make(uint32_t depth,
+                                                   std::unique_ptr<Carrier> carrier = nullptr);
   ~PosixEngine() override;
 
-  EngineTraits traits() const override { return {"posix", depth_, false}; }
+  EngineTraits traits() const override {
+    return {carrier_ ? carrier_->name() : "posix", depth_, carrier_ != nullptr};
+  }
   Result<FileInfo> open(const OpenFile& file) override { return files_.open(file); }
-  Status close(FileId file) override { return files_.close(file); }
-  Status adopt(const Arena&) override { return {}; }
+  Status close(FileId file) override;
+  Status adopt(const Arena& arena) override { return carrier_ ? carrier_->adopt(arena) : Status{}; }
+  Status unadopt(const Arena& arena) override {
+    return carrier_ ? carrier_->unadopt(arena) : Status{};
+  }
   size_t submit(std::span<Op* const> ops) override;
   size_t poll(uint64_t wait_ns) override;
   void wake() override;
 
  private:
-  explicit PosixEngine(uint32_t depth) : depth_(depth) {}
+  PosixEngine(uint32_t depth, std::unique_ptr<Carrier> carrier)
+      : depth_(depth), carrier_(std::move(carrier)) {}
   Status add_thread();
   void work();
   void carry(Op& op);
 
   const uint32_t depth_;
+  const std::unique_ptr<Carrier> carrier_;  // null: all memory is the host's
   FileTable files_;
   Mutex mutex_;
   CondVar work_;      // for the threads: something queued, or stopping

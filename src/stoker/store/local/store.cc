@@ -6,6 +6,7 @@
 
 #include "stoker/base/log.h"
 #include "stoker/io/nvme/command.h"
+#include "stoker/io/spdk/engine.h"
 #include "stoker/store/local/local_store.h"
 
 namespace stoker::local {
@@ -40,7 +41,8 @@ Result<std::unique_ptr<Loop>> make_own_loop(const std::vector<std::string>& path
                       "store/local");
   LoopOptions options;
   options.trace = runtime.trace;
-  STOKER_ASSIGN(auto engine, make_engine("vfio", options.depth));
+  options.follows = &runtime.loop;
+  STOKER_ASSIGN(auto engine, make_pci_engine(paths, options.depth));
   return Loop::make(std::move(engine), options, runtime.loop.clock());
 }
 
