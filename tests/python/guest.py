@@ -17,6 +17,7 @@ import pytest
 # Unpacked by the set-up, or of this machine.
 ROOTS = (Path(__file__).resolve().parents[2] / ".venv/packages/linux-image-amd64", Path("/"))
 MODULES = ["nvme", "vfio", "vfio_iommu_type1", "vfio_pci"]
+SHARE_MODULES = ["virtio_pci", "9pnet_virtio", "9p"]
 # Addresses of a guest's drives, by their slots.
 FIRST_DRIVE, SECOND_DRIVE = "0000:00:10.0", "0000:00:11.0"
 QEMU = "qemu-system-x86_64"
@@ -39,6 +40,14 @@ while [ ! -e /dev/nvme0n1 ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries 
 sh /run.sh
 echo "guest: status $?"
 poweroff -f
+"""
+MOUNT_ROOT = """
+mkdir -p /host
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288,cache=loose,ro root /host || exit
+mount -t proc none /host/proc
+mount -t sysfs none /host/sys
+mount -t devtmpfs none /host/dev
+mount -t tmpfs none /host/tmp
 """
 
 
@@ -130,6 +139,8 @@ class Guest:
     programs: list[Path]
     devices: list[str]
     memory_mib: int = 1024
+    # the file system of this machine, read-only, as /host: `chroot /host` runs what is there
+    shares_root: bool = False
 
     def run(self, script: str, seconds: float = 300) -> Ran:
         """The time only ends a guest that hangs; one takes about ten seconds on an idle core."""
@@ -154,6 +165,9 @@ class Guest:
             *("-append", KERNEL_OPTIONS),
             *self.devices,
         ]
+        if self.shares_root:
+            options = "local,path=/,mount_tag=root,security_model=none,readonly=on,id=root"
+            command += ["-virtfs", options + ",multidevs=remap"]
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -168,10 +182,10 @@ class Guest:
         for name in ("dev", "proc", "sys"):
             archive.folder(name)
         archive.add("init", INIT.encode())
-        archive.add("run.sh", script.encode())
+        archive.add("run.sh", ((MOUNT_ROOT if self.shares_root else "") + script).encode())
         archive.add("bin/busybox", Path("/bin/busybox").read_bytes())
         names = []
-        for path in with_needs(found, MODULES):
+        for path in with_needs(found, MODULES + SHARE_MODULES * self.shares_root):
             names.append(f"/modules.d/{path.name}")
             archive.add(names[-1].lstrip("/"), path.read_bytes())
         archive.add("modules", "".join(f"{name}\n" for name in names).encode())

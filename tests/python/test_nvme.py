@@ -15,8 +15,9 @@ import stoker
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "build" / "release" / "tests" / "guest"
-ENGINE, FAULTS, STORE = (
-    PROGRAMS / f"stoker_guest_{name}_test" for name in ("engine", "faults", "store")
+ENGINE, FAULTS, STORE, STORES = (
+    PROGRAMS / f"stoker_guest_{name}_test"
+    for name in ("engine", "faults", "store", "store_conformance")
 )
 STOKER = Path(sys.executable).parent / "stoker"
 
@@ -97,6 +98,46 @@ errno = "5"
         run {SECOND_DRIVE} Slow.*""")
     assert ran.status == 0, ran.output
     assert passed(ran.output) == [1, 1, 1, 2], ran.output
+
+
+@pytest.mark.soak
+def test_the_suite_of_stores_passes_over_both_ways(tmp_path: Path) -> None:
+    guest = Guest(tmp_path, [STORES, STOKER], drive(tmp_path, "d", 256))
+    ran = guest.run(
+        f"""
+        export GTEST_BRIEF=1 GTEST_COLOR=no
+        stoker_guest_store_conformance_test || exit
+        stoker nvme bind {FIRST_DRIVE} || exit
+        STOKER_TARGET=nvme:{FIRST_DRIVE} stoker_guest_store_conformance_test""",
+        seconds=1200,
+    )
+    assert ran.status == 0, ran.output
+    through_kernel, own_driver = passed(ran.output)
+    assert through_kernel == own_driver > 30, ran.output
+
+
+@pytest.mark.soak
+def test_an_offloaded_run_on_a_namespace_has_the_bits_of_one_in_a_folder(tmp_path: Path) -> None:
+    guest = Guest(
+        tmp_path,
+        [STOKER],
+        drive(tmp_path, "d", 256) + drive(tmp_path, "e", 256, slot=0x11),
+        memory_mib=3072,
+        shares_root=True,
+    )
+    run = f"chroot /host {sys.executable} {ROOT}/tests/python/nvme_run.py"
+    ran = guest.run(
+        f"""
+        export HOME=/tmp TMPDIR=/tmp
+        {run} $HOME/folder local:nvme:/dev/ng0n1 || exit
+        stoker nvme bind {SECOND_DRIVE} || exit
+        {run} local:nvme:{SECOND_DRIVE}""",
+        seconds=1200,
+    )
+    assert ran.status == 0, ran.output
+    digests = re.findall(r"digest (\w{64})", ran.output)
+    assert len(digests) == 3, ran.output
+    assert len(set(digests)) == 1, ran.output
 
 
 def cut_power(folder: Path, cuts: int) -> None:
