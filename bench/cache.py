@@ -19,8 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
 sys.path.insert(0, str(ROOT / "tests/python"))
 import rgw  # noqa: E402
+import tables  # noqa: E402
 
 STOKER = Path(sys.executable).parent / "stoker"
 WRITTEN_GOAL = 1.03
@@ -53,33 +55,41 @@ def met(row: dict) -> bool:
     return near and row["written_over_admitted"] <= WRITTEN_GOAL
 
 
-def tables(result: dict) -> str:
+def both_tables(result: dict) -> str:
     """For docs/numbers.md."""
     rows = result["results"]
-    lines = [
-        "| simulated, share | plan | S3-FIFO | LRU | goal | met |",
-        "|---|---|---|---|---|---|",
-    ]
     cells: dict[tuple[str, float], dict[str, dict]] = {}
     for row in rows:
         if row["source"] == "simulated":
             cells.setdefault((row["regime"], row["cache_share"]), {})[row["policy"]] = row
-    for (regime, share), each in cells.items():
-        figures = [f"{each[name]['fetched_over_bound']:.3f}" for name in ("plan", "S3-FIFO", "LRU")]
-        plan = each["plan"]
-        lines.append(
-            f"| {regime}, {share} | {' | '.join(figures)} | {plan['goal']} "
-            f"| {'yes' if met(plan) else 'NO'} |"
-        )
+    policies = ("plan", "S3-FIFO", "LRU")
+    lines = tables.table(
+        ["simulated, share", *policies, "goal", "met"],
+        (
+            [
+                f"{regime}, {share}",
+                *(f"{each[name]['fetched_over_bound']:.3f}" for name in policies),
+                each["plan"]["goal"],
+                met(each["plan"]),
+            ]
+            for (regime, share), each in cells.items()
+        ),
+    )
     real = [row for row in rows if row["source"] == "real"]
     if real:
-        lines += ["", "| real, share | fetched over bound | goal | written over admitted | met |"]
-        lines += ["|---|---|---|---|---|"]
-    for row in real:
-        lines.append(
-            f"| {row['regime']}, {row['cache_share']} | {row['fetched_over_bound']:.3f} "
-            f"| {row['goal']} | {row['written_over_admitted']:.3f} "
-            f"| {'yes' if met(row) else 'NO'} |"
+        lines += [""]
+        lines += tables.table(
+            ["real, share", "fetched over bound", "goal", "written over admitted", "met"],
+            (
+                [
+                    f"{row['regime']}, {row['cache_share']}",
+                    f"{row['fetched_over_bound']:.3f}",
+                    row["goal"],
+                    f"{row['written_over_admitted']:.3f}",
+                    met(row),
+                ]
+                for row in real
+            ),
         )
     return "\n".join(lines)
 
@@ -100,13 +110,13 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--epochs", type=int, default=3)
     given = options.parse_args(arguments)
     if given.markdown:
-        print(tables(json.loads(given.markdown.read_text())))
+        print(both_tables(json.loads(given.markdown.read_text())))
         return
     given.dir.mkdir(parents=True, exist_ok=True)
     result = measure(given)
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(tables(result))
+    print(both_tables(result))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@ from memory beside a copy in memory, by turns.
 
     .venv/bin/python bench/hits.py --dir out/bench --json bench/results/hits.json
     .venv/bin/python bench/hits.py --markdown bench/results/hits.json
+
+With --docs its section of docs/numbers.md is written too.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import os
 import shutil
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +24,11 @@ import numpy as np
 
 import stoker
 
+sys.path.insert(0, str(Path(__file__).parent))
+import tables  # noqa: E402
+
+HEADING = "## Hits of a cache (`bench/hits.py`, bench/results/hits.json)"
+BEHIND = "## A cache before a slow store"
 MIB = 1 << 20
 IN_FLIGHT = 8
 DISK_GOAL = 0.95  # of the local store
@@ -133,16 +141,34 @@ def table(result: dict) -> str:
         ("disk", "hits from disk", "local", result["disk_over_local"], DISK_GOAL),
         ("memory", "hits from memory", "copy", result["memory_over_copy"], MEMORY_GOAL),
     ]
-    lines = [
-        "| hits from | MiB/s | beside | MiB/s | ratio | goal | met |",
-        "|---|---|---|---|---|---|---|",
+    head = ["hits from", "MiB/s", "beside", "MiB/s", "ratio", "goal", "met"]
+    cells = [
+        [
+            name,
+            f"{rate[hits]:.0f}",
+            other,
+            f"{rate[other]:.0f}",
+            f"{ratio:.2f}",
+            goal,
+            ratio >= goal,
+        ]
+        for name, hits, other, ratio, goal in rows
     ]
-    for name, hits, other, ratio, goal in rows:
-        lines.append(
-            f"| {name} | {rate[hits]:.0f} | {other} | {rate[other]:.0f} | {ratio:.2f} | {goal} "
-            f"| {'yes' if ratio >= goal else 'NO'} |"
-        )
-    return "\n".join(lines)
+    return "\n".join(tables.table(head, cells))
+
+
+def section(result: dict) -> str:
+    """What docs/numbers.md says below HEADING."""
+    return f"""A hit of `cached(local:, dir:)`, read by turns with what it is measured against.
+From disk: the same objects in a local store of its own; the cache has memory for one block, so none
+stays there. From memory: a copy of as many bytes in memory.
+Objects of 1 MiB, {result["set_mib"]} MiB in all, {result["in_flight"]} reads under way, by a plan,
+as a loader reads. Medians.
+
+{table(result)}
+
+No read came from another level than it says. {result["cores"]} cores; load average at the end:
+{result["load_average"]}."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -151,6 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--dir", type=Path, default=Path("out/bench"), help="on the disk")
     options.add_argument("--json", type=Path, help="where the result goes")
     options.add_argument("--markdown", type=Path, help="print the table of this result instead")
+    options.add_argument("--docs", action="store_true", help="write its section of numbers.md")
     options.add_argument("--mib", type=int, default=512, help="of the set")
     options.add_argument("--rounds", type=int, default=7)
     given = options.parse_args(arguments)
@@ -160,6 +187,8 @@ def main(arguments: list[str] | None = None) -> None:
     result = measure(given.dir / "hits", given.mib, given.rounds)
     if given.json:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
+    if given.docs:
+        tables.write_section(HEADING, section(result), BEHIND)
     print(table(result))
 
 

@@ -24,7 +24,7 @@ def test_a_goal_that_is_missed_is_called_not_met():
     result = json.loads(RESULT.read_text())
     for row in result["results"]:
         row["fetched_over_bound"] = 1.06
-    lines = [line for line in bench.tables(result).splitlines() if " 1.060 " in line]
+    lines = [line for line in bench.both_tables(result).splitlines() if " 1.060 " in line]
     assert len(lines) > 15
     assert all(line.endswith("| NO |") for line in lines)
 
