@@ -82,6 +82,7 @@ class SampleTable:
         bytes: Any,
         crcs: Any | None = None,
         record: list[int] = [],
+        packed: list[tuple[str, int]] = [],  # of each object: "", "gz" or "zstd", and stored bytes
     ) -> SampleTable: ...
     def key(self, object: int) -> str: ...  # of the object with this number
     def __len__(self) -> int: ...
@@ -145,6 +146,9 @@ class ImageDecoder:
     # The batch's sample i stands at position `first` + i of epochs of `samples`; 0: no epochs.
     def decode(self, batch: Batch, first: int, samples: int) -> Images: ...
 
+# Bytes that were compressed as a whole ("gz", "zstd"), `most` at the most: data/unpack.h.
+def unpack(packed: bytes, kind: str, most: int) -> bytes: ...
+
 # A JPEG whose shorter side has `side` pixels; None if it has no more of them: data/shrink.h.
 def shrink_jpeg(file: bytes, side: int, quality: int) -> bytes | None: ...
 
@@ -153,7 +157,10 @@ class BatchReader:
     its table, and the type of its integers ("uint16"), which then come as int64, or None."""
 
     def __init__(
-        self, sources: list[tuple[Store, SampleTable, str | None]], spares: int
+        self,
+        sources: list[tuple[Store, SampleTable, str | None]],
+        spares: int,
+        unpacked_bytes: int = 256 << 20,  # of each source, for compressed objects
     ) -> None: ...
     def read(self, sequence: Sequence, first: int, last: int) -> Batch: ...  # of positions
     def read_samples(self, source: int, samples: Any) -> Batch: ...  # uint64 [n]

@@ -104,8 +104,8 @@ def test_the_command_indexes_a_folder_of_files(tmp_path):
         assert all(torch.equal(a[1], b[1]) for a, b in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".tar.zst"])
-def test_compressed_tar_files_are_refused_by_name(shards, tmp_path, ending, capsys):
+@pytest.mark.parametrize("ending", [".tar.xz", ".tar.bz2"])
+def test_other_compressed_tar_files_are_refused_by_name(shards, tmp_path, ending, capsys):
     """Before, a folder of these was indexed as files, and beside plain ones they were left out."""
     (shards / f"9{ending}").write_bytes(b"\x1f\x8b")
     assert main(["index", f"dir:{shards}", "--out", str(tmp_path / "i")]) == 1
@@ -272,11 +272,11 @@ def _memory_store():
 def test_another_version_is_named(tmp_path):
     path = small(tmp_path / "i")
     whole = bytearray(path.read_bytes())
-    whole[8:12] = struct.pack("<I", 2)
+    whole[8:12] = struct.pack("<I", 3)
     head = np.frombuffer(bytes(whole[:124]), np.uint8)
     whole[124:128] = struct.pack("<I", _core.crc32c(head.ctypes.data, 124))
     path.write_bytes(whole)
-    with pytest.raises(Mismatch, match="version 2"):
+    with pytest.raises(Mismatch, match="version 3"):
         read(path)
     path.write_bytes(b"x" * 200)
     with pytest.raises(InvalidArgument, match="no index"):

@@ -347,14 +347,14 @@ def test_other_files_are_no_index(tmp_path, text):
             Mds(store, "elsewhere")
 
 
-def test_compressed_shards_say_what_to_do_and_their_raw_form_is_read(folder):
+def test_other_compressed_shards_say_what_to_do_and_their_raw_form_is_read(folder):
     raw = folder / "shard.00000.mds"
-    zipped = {"basename": "shard.00000.mds.zstd", "bytes": 9, "hashes": {}}
-    edited(folder, lambda shard: shard.update(compression="zstd:3", zip_data=zipped))
+    zipped = {"basename": "shard.00000.mds.br", "bytes": 9, "hashes": {}}
+    edited(folder, lambda shard: shard.update(compression="br:3", zip_data=zipped))
     data = raw.read_bytes()
-    raw.rename(folder / "shard.00000.mds.zstd")
+    raw.rename(folder / "shard.00000.mds.br")
     with stoker.open_store(f"dir:{folder}") as store:
-        with pytest.raises(InvalidArgument, match=r"mds\.zstd is compressed.*unpack it to 'shard"):
+        with pytest.raises(InvalidArgument, match=r"mds\.br is compressed.*unpack it to 'shard"):
             Mds(store)
     raw.write_bytes(data)  # beside it
     with stoker.open_store(f"dir:{folder}") as store:

@@ -129,11 +129,23 @@ std::span<const T> span_of(
   return {array.data(), array.shape(0)};
 }
 
+data::Packing packing(const std::string& name) {
+  const auto found = data::packing_of(name);
+  if (!found) raise_invalid("nothing is compressed with '" + name + "': give \"gz\" or \"zstd\"");
+  return *found;
+}
+
+// kind of compression, bytes in the store
+using PackedOfPython = std::pair<std::string, uint64_t>;
+
 std::shared_ptr<SampleTable> range_table(std::vector<std::string> keys,
                                          std::vector<uint64_t> object_bytes, const Numbers& starts,
                                          const Words& objects, const Numbers& offsets,
                                          const Numbers& bytes, const std::optional<Words>& crcs,
-                                         data::RecordLayout record) {
+                                         data::RecordLayout record,
+                                         const std::vector<PackedOfPython>& packed) {
+  std::vector<data::PackedObject> all_packed;
+  for (const auto& [name, stored] : packed) all_packed.push_back({packing(name), stored});
   struct Owner {
     Numbers starts;
     Words objects;
@@ -152,8 +164,9 @@ std::shared_ptr<SampleTable> range_table(std::vector<std::string> keys,
                            span_of(bytes),
                            crcs ? span_of(*crcs) : std::span<const uint32_t>(),
                            owner};
-  return std::make_shared<SampleTable>(unwrap(SampleTable::ranges(
-      std::move(keys), std::move(object_bytes), std::move(arrays), std::move(record))));
+  return std::make_shared<SampleTable>(
+      unwrap(SampleTable::ranges(std::move(keys), std::move(object_bytes), std::move(arrays),
+                                 std::move(record), std::move(all_packed))));
 }
 
 using Runs = nb::ndarray<nb::numpy, uint64_t, nb::shape<-1, 5>>;
@@ -204,7 +217,8 @@ PyBatchReader::~PyBatchReader() {
 using SourceOfPython =
     std::tuple<PyStore*, std::shared_ptr<SampleTable>, std::optional<std::string>>;
 
-PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t spares) {
+PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t spares,
+                           uint64_t unpacked_bytes) {
   std::vector<BatchSource> all;
   StoreHandles stores;
   for (const auto& [store, table, integers] : sources) {
@@ -218,7 +232,8 @@ PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t sp
   }
   auto made = std::make_unique<PyBatchReader>();
   made->stores = std::move(stores);
-  made->reader = Unforked<BatchReader>(unwrap(BatchReader::make(std::move(all), spares)).release());
+  made->reader = Unforked<BatchReader>(
+      unwrap(BatchReader::make(std::move(all), spares, {unpacked_bytes})).release());
   return made.release();
 }
 
@@ -301,7 +316,8 @@ std::vector<std::vector<std::pair<uint64_t, uint64_t>>> places(const PyBatch& ba
 std::vector<std::tuple<std::string, uint64_t, uint64_t>> stages(const PyBatch& batch) {
   const data::StageTimes& at = done(batch).times;
   return {{"read", at.begun, at.read},
-          {"queue", at.read, at.taken},
+          {"unpack", at.read, at.unpacked},
+          {"queue", at.unpacked, at.taken},
           {"verify", at.taken, at.verified},
           {"assemble", at.verified, at.assembled}};
 }
@@ -339,6 +355,17 @@ std::optional<nb::bytes> shrink(const nb::bytes& file, uint32_t side, int qualit
   const auto smaller = unwrap(std::move(made));
   if (!smaller) return std::nullopt;
   return nb::bytes(smaller->data(), smaller->size());
+}
+
+nb::bytes unpack(const nb::bytes& packed, const std::string& kind, uint64_t most) {
+  const std::span<const std::byte> bytes(static_cast<const std::byte*>(packed.data()),
+                                         packed.size());
+  const data::Packing how = packing(kind);
+  const auto raw = unwrap([&] {
+    const WithoutGil without;
+    return data::unpack_all(how, bytes, most);
+  }());
+  return nb::bytes(raw.data(), raw.size());
 }
 
 struct PyImages {
@@ -437,7 +464,8 @@ void bind_data(nb::module_& module) {
       .def_static("rows", &row_table, nb::arg("keys"), nb::arg("runs"), nb::arg("row_bytes"))
       .def_static("ranges", &range_table, nb::arg("keys"), nb::arg("object_bytes"),
                   nb::arg("starts"), nb::arg("objects"), nb::arg("offsets"), nb::arg("bytes"),
-                  nb::arg("crcs") = nb::none(), nb::arg("record") = data::RecordLayout())
+                  nb::arg("crcs") = nb::none(), nb::arg("record") = data::RecordLayout(),
+                  nb::arg("packed") = std::vector<PackedOfPython>())
       .def(
           "key",
           [](const SampleTable& table, uint64_t object) -> const std::string& {
@@ -490,15 +518,20 @@ void bind_data(nb::module_& module) {
           nb::arg("height"), nb::arg("width"), nb::arg("crop"), nb::arg("flip"),
           nb::arg("normalise").none(), nb::arg("seed"), nb::arg("threads"), nb::arg("spares"))
       .def("decode", &decode_images, nb::arg("batch"), nb::arg("first"), nb::arg("samples"));
+  module.def("unpack", &unpack, nb::arg("packed"), nb::arg("kind"), nb::arg("most"),
+             "Bytes that were compressed as a whole (\"gz\", \"zstd\").");
   module.def("shrink_jpeg", &shrink, nb::arg("file"), nb::arg("side"), nb::arg("quality"));
   nb::class_<PyBatchReader>(module, "BatchReader", "Reads samples of several sources into batches.")
       .def(
           "__init__",
-          [](PyBatchReader* self, const std::vector<SourceOfPython>& sources, size_t spares) {
-            auto made = std::unique_ptr<PyBatchReader>(make_reader(sources, spares));
+          [](PyBatchReader* self, const std::vector<SourceOfPython>& sources, size_t spares,
+             uint64_t unpacked_bytes) {
+            auto made =
+                std::unique_ptr<PyBatchReader>(make_reader(sources, spares, unpacked_bytes));
             new (self) PyBatchReader(std::move(*made));
           },
-          nb::arg("sources"), nb::arg("spares"))
+          nb::arg("sources"), nb::arg("spares"),
+          nb::arg("unpacked_bytes") = data::ReaderLimits().unpacked_bytes)
       .def("read", &read_positions, nb::arg("sequence"), nb::arg("first"), nb::arg("last"))
       .def("read_samples", &read_samples, nb::arg("source"), nb::arg("samples"));
 }

@@ -21,7 +21,7 @@ from stoker import _core
 from ..errors import Corruption, InvalidArgument, Mismatch, NotFound
 
 MAGIC = b"STKINDEX"  # docs/formats/data_index.md
-VERSION = 1
+VERSION, PACKED_VERSION = 1, 2  # 2: some objects are compressed
 # A sample is the members of one name; a whole object; a record of an MDS shard; a row of an
 # Arrow object, or of a safetensors object.
 TAR, WHOLE, MDS, ARROW, SAFETENSORS = 1, 2, 3, 4, 5
@@ -46,8 +46,10 @@ Sections = Callable[[], Iterator[np.ndarray]]
 @dataclass(frozen=True)
 class Index:
     """Sample i has parts [starts[i], starts[i + 1]); each part lies in an object from an offset on,
-    and has an extension. objects: {"key", "bytes", "tag"}. columns: of kinds whose samples are
-    records or rows, {"name", "encoding", "bytes"}, see mds.py; also "shape", see arrow.py."""
+    and has an extension. objects: {"key", "bytes", "tag"}, and of compressed ones "packed", how,
+    and "unpacked", the bytes that they unpack to, which all offsets are in. columns: of kinds whose
+    samples are records or rows, {"name", "encoding", "bytes"}, see mds.py; also "shape", see
+    arrow.py."""
 
     kind: int
     objects: list[dict[str, Any]]
@@ -79,14 +81,32 @@ class Index:
         """record: bytes of the columns that each sample is split into (0: the sample says)."""
         return _core.SampleTable.ranges(
             [each["key"] for each in self.objects],
-            [each["bytes"] for each in self.objects],
+            [each.get("unpacked", each["bytes"]) for each in self.objects],
             self.starts,
             self.object,
             self.offset,
             self.bytes,
             self.crc,
             list(record),
+            [(each.get("packed", ""), each["bytes"]) for each in self.objects]
+            if self.packed
+            else [],
         )
+
+    @property
+    def packed(self) -> bool:
+        """Whether an object is compressed."""
+        return any("packed" in each for each in self.objects)
+
+    @property
+    def all_bytes(self) -> int:
+        """Of all objects, unpacked."""
+        return sum(each.get("unpacked", each["bytes"]) for each in self.objects)
+
+    def samples_of_objects(self) -> np.ndarray:
+        """How many samples each object has."""
+        first = self.object[self.starts[:-1].astype(np.int64)]
+        return np.bincount(first, minlength=len(self.objects))
 
     def check(self, store: _core.Store) -> None:
         """Mismatch if an object of the store is not the one that was indexed; NotFound."""
@@ -210,7 +230,7 @@ def write(parts: Index | Sequence[Index], path: Path) -> None:
     size += sum(_padded(counts[name] * np.dtype(kind).itemsize) for name, kind in _TYPES.items())
     head = _HEADER.pack(
         MAGIC,
-        VERSION,
+        PACKED_VERSION if any(part.packed for part in parts) else VERSION,
         first.kind,
         samples,
         rows,
@@ -278,7 +298,7 @@ def read(path: str | os.PathLike[str]) -> Index:
         raise InvalidArgument(f"{path} is no index of a data set: `stoker data index` makes one")
     if crc != _crc32c(head[:-4]) or size != len(whole):
         raise damaged
-    if version != VERSION or kind not in KINDS:
+    if version not in (VERSION, PACKED_VERSION) or kind not in KINDS:
         raise Mismatch(
             f"the index {path} is of version {version}, kind {kind}, which this Stoker does not "
             "know: use a newer one, or make the index anew"

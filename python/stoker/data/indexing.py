@@ -14,8 +14,9 @@ from stoker import _core
 
 from ..errors import Corruption, InvalidArgument, Mismatch, NotFound
 from .arrow import arrow_index
-from .index import ARROW, MDS, SAFETENSORS, WHOLE, Index, joined, read, write
+from .index import ARROW, MDS, SAFETENSORS, TAR, WHOLE, Index, joined, read, write
 from .mds import shard_index
+from .packed import Unpacked, about, kind_of_tar
 from .tar_members import members
 from .tensor_rows import tensor_index
 
@@ -30,10 +31,13 @@ def of_objects(store: _core.Store, objects: Sequence[dict[str, Any]], kind: int)
     if kind == SAFETENSORS:
         return joined([tensor_index(store, each) for each in objects])
     extensions: dict[str, int] = {}
+    told = []
     starts, name_ends, names = [0], [], bytearray()
     rows: list[tuple[int, int, int, int]] = []
     for number, each in enumerate(objects):
-        for name, parts in _samples(store, each, kind):
+        each, reading = _readable(store, each, kind)
+        told.append(about(each))
+        for name, parts in _samples(reading, each, kind):
             for extension, offset, size in parts:
                 rows.append(
                     (number, extensions.setdefault(extension, len(extensions)), offset, size)
@@ -46,7 +50,7 @@ def of_objects(store: _core.Store, objects: Sequence[dict[str, Any]], kind: int)
     object_, extension, offset, size = np.array(rows, np.uint64).reshape(-1, 4).T
     return Index(
         kind,
-        [{key: each[key] for key in ("key", "bytes", "tag")} for each in objects],
+        told,
         list(extensions),
         np.array(starts, "<u8"),
         object_.astype("<u4"),
@@ -59,11 +63,22 @@ def of_objects(store: _core.Store, objects: Sequence[dict[str, Any]], kind: int)
     )
 
 
-def _samples(
+def _readable(
     store: _core.Store, found: dict[str, Any], kind: int
+) -> tuple[dict[str, Any], _core.Store | Unpacked]:
+    """The object, with "packed" and "unpacked" where it is compressed; and what to read it from."""
+    packed = kind_of_tar(found["key"]) if kind == TAR else ""
+    if not packed:
+        return found, store
+    unpacked = Unpacked(store, found, packed)
+    return {**found, "packed": packed, "unpacked": unpacked.bytes}, unpacked
+
+
+def _samples(
+    store: _core.Store | Unpacked, found: dict[str, Any], kind: int
 ) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
     """Name and (extension, offset, bytes) of each part."""
-    key, size = found["key"], found["bytes"]
+    key, size = found["key"], found.get("unpacked", found["bytes"])
     if kind == WHOLE:
         yield key, [("", 0, size)]
         return
@@ -118,7 +133,10 @@ def _finished(path: Path, found: dict[str, Any], kind: int, with_crcs: bool) -> 
         part = read(path)
     except (OSError, Corruption, InvalidArgument, Mismatch):
         return False
-    same = [{key: found[key] for key in ("key", "bytes", "tag")}] == part.objects
+    names = ("key", "bytes", "tag")
+    same = [{key: found[key] for key in names}] == [
+        {key: each[key] for key in names} for each in part.objects
+    ]
     if kind == MDS:
         same = same and (len(part), part.columns) == (found["samples"], found["columns"])
     return same and part.kind == kind and (part.crc is not None) == with_crcs

@@ -22,7 +22,7 @@ from .empty import NONE, Shape
 from .following import Following
 from .images import Decoded, Decoding, Jpeg, name_of
 from .order import Sequence
-from .stored import Reading, StoredSources, all_stored
+from .stored import UNPACKED_BYTES, Reading, StoredSources, all_stored
 from .watch import Watch
 from .workers import Workers
 
@@ -64,6 +64,8 @@ class Loader:
     a script has its `if __name__ == "__main__":`); random, numpy and torch are seeded before each
     sample. collate: from what `Source.batch` or `decode` gives, or from the list of what the
     transform made (default_collate then), to the batch; it runs on a thread of the loader's own.
+    unpacked_bytes: memory of a source for compressed shards, which come whole: those on their way,
+    and those that are kept for their other samples.
 
     The order is a pure function of (samples, seed, position). It depends neither on ranks nor on
     threads, so a resume may have other ranks, as long as batch x ranks is the same. `state_dict()`
@@ -97,6 +99,7 @@ class Loader:
         transform: Callable[[Any], Any] | None = None,
         workers: int = 1,
         collate: Callable[[Any], Any] | None = None,
+        unpacked_bytes: int = UNPACKED_BYTES,
     ) -> None:
         sources: list[Source] = list(source) if isinstance(source, list | tuple) else [source]
         _check(sources, batch, weights, shuffle, ahead)
@@ -105,7 +108,11 @@ class Loader:
         counts = [len(each) for each in sources]
         shape = (
             windows.shape(
-                counts[0], windows.sample_bytes(sources[0]), self.global_batch, window_bytes
+                counts[0],
+                windows.sample_bytes(sources[0]),
+                self.global_batch,
+                window_bytes,
+                sources[0].shard_samples,
             )
             if shuffle == "window"
             else None
@@ -134,6 +141,7 @@ class Loader:
             Workers(transform, workers) if transform is not None else None,
             collate,
             ahead,
+            unpacked_bytes,
         )
         self.account = Account(ahead)  # what waits cost, and what gave the bytes
         if all_stored(sources):
@@ -401,11 +409,14 @@ class _Batches:
         workers: Workers | None,
         collate: Callable[[Any], Any] | None,
         ahead: int,
+        unpacked_bytes: int,
     ) -> None:
         self.order, self.size, self.endless = order, size, endless
         self._sources, self._rank, self._ranks = sources, rank, ranks
         self.drop_last, self._collate = drop_last, collate
-        self._stored = StoredSources(sources, ahead) if all_stored(sources) else None
+        self._stored = (
+            StoredSources(sources, ahead, unpacked_bytes) if all_stored(sources) else None
+        )
         self._jpeg = decode
         self._decoder = decode.decoder(seed, ahead) if decode is not None else None
         if decode is not None and self._stored is None:

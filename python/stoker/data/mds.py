@@ -21,6 +21,7 @@ from stoker import _core
 
 from ..errors import Corruption, InvalidArgument, NotFound
 from .index import MDS, Index
+from .packed import OF_MDS, about, opened
 
 INDEX = "index.json"
 _INDEX_MOST = 1 << 30  # bytes of an index.json
@@ -68,9 +69,12 @@ def shards(
     """The shards that each index.json names, in its order, as store.list() describes objects, with
     "samples" (how many) and "columns" ({"name", "encoding", "bytes"}; 0: each sample says).
 
+    A compressed shard also has "packed", how, and "unpacked", the bytes that it unpacks to.
+
     listed: the objects of the store, as far as they may be shards. Corruption: an index.json that
     says what cannot be, or a shard of another size. InvalidArgument: columns that run code or that
-    are not known, compressed shards, several kinds of samples. NotFound: a shard that is not there.
+    are not known, a compression that is not, several kinds of samples. NotFound: a shard that is
+    not there.
     """
     objects = {each["key"]: each for each in listed}
     found = []
@@ -178,12 +182,8 @@ def _shard(
     key = folder + name
     if key not in objects:
         if packed:
-            zipped = (said.get("zip_data") or {}).get("basename", f"{name}.zstd")
-            raise InvalidArgument(
-                f"{folder}{zipped} is compressed ({packed}), so no sample can be read by itself: "
-                f"unpack it to '{key}', beside it ({index} stays as it is), or unpack all with "
-                "`stoker data build STORE OUT --unpack`"
-            )
+            found = _packed(folder, name, said, objects)
+            return {**found, "unpacked": size, "samples": samples, "columns": columns}
         raise NotFound(f"{index} names '{key}', which is not in the store: fetch that shard")
     if objects[key]["bytes"] != size:
         raise Corruption(
@@ -191,6 +191,27 @@ def _shard(
             "replaced; fetch or write it anew"
         )
     return {**objects[key], "samples": samples, "columns": columns}
+
+
+def _packed(
+    folder: str, name: str, said: dict[str, Any], objects: dict[str, Any]
+) -> dict[str, Any]:
+    """The object that a shard lies in, compressed."""
+    how = str(said["compression"])
+    zipped = said.get("zip_data")
+    source = zipped.get("basename") if isinstance(zipped, dict) else f"{name}.zstd"
+    kind = OF_MDS.get(how.partition(":")[0])
+    if kind is None:
+        raise InvalidArgument(
+            f"{folder}{source} is compressed with {how!r}, which only `stoker data build STORE OUT "
+            f"--unpack` undoes: unpack it to '{folder}{name}', or write it with zstd or gz"
+        )
+    if not _is_name(source) or folder + source not in objects:
+        raise NotFound(
+            f"the index.json in '{folder}' names '{folder}{source}', which is not in the store: "
+            "fetch that shard"
+        )
+    return {**objects[folder + source], "packed": kind}
 
 
 def _is_count(value: Any) -> bool:
@@ -229,7 +250,9 @@ def _columns(where: str, names: Any, encodings: Any, sizes: Any) -> list[dict[st
 
 def shard_index(store: _core.Store, shard: dict[str, Any]) -> Index:
     """Of a shard of shards(). Reads its offsets and settings. Corruption: they cannot be."""
-    key, size, samples = shard["key"], shard["bytes"], shard["samples"]
+    key, samples = shard["key"], shard["samples"]
+    size = shard.get("unpacked", shard["bytes"])
+    store = opened(store, shard)
     first = 4 + 4 * (samples + 1)  # behind the offsets
 
     def damaged(why: str) -> Corruption:
@@ -253,7 +276,7 @@ def shard_index(store: _core.Store, shard: dict[str, Any]) -> Index:
     _check_settings(store, shard, first, int(offsets[0]), damaged)
     return Index(
         MDS,
-        [{name: shard[name] for name in ("key", "bytes", "tag")}],
+        [about(shard)],
         [""],
         np.arange(samples + 1, dtype="<u8"),
         np.zeros(samples, "<u4"),

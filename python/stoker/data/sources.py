@@ -181,9 +181,15 @@ class Indexed(Stored):
             store,
             self._index.table(self._records.bytes if self._records else ()),
             f"{KINDS[kind]} {digest}",
-            sum(each["bytes"] for each in self._index.objects),
+            self._index.all_bytes,
             [each["tag"] for each in self._index.objects],
         )
+
+    @property
+    def shard_samples(self) -> int:
+        if not self._index.packed:
+            return 0
+        return max(1, int(self._index.samples_of_objects().max(initial=1)))
 
     def sample(self, number: int, memory: np.ndarray, places: Places) -> Any:
         """One sample."""
@@ -232,8 +238,8 @@ class Tar(Indexed):
 
     Batches are lists of dicts: "__key__", and each extension ("jpg", "cls") with a uint8 tensor.
     Opening reads the headers of all members: of many files, make an index once (`Indexed`).
-    Compressed tar files are refused. Raises Corruption for a file that is cut or whose headers do
-    not match their checksums.
+    Compressed ones (.tar.gz, .tgz, .tar.zst) are read whole for that, and unpacked. Raises
+    Corruption for a file that is cut or whose headers do not match their checksums.
     """
 
     def __init__(self, store: _core.Store, keys: str | Sequence[str]) -> None:
@@ -246,9 +252,9 @@ class Mds(Indexed):
 
     Batches are lists of dicts by column: numbers, str, what JSON holds; arrays as tensors; bytes,
     JPEGs and PNGs as uint8 tensors of what was written. Opening reads each index.json and the
-    offsets in front of each shard: of many, make an index once (`Indexed`). Raises InvalidArgument
-    for pickled columns and compressed shards, Corruption for shards that are cut or differ from
-    their index.json.
+    offsets in front of each shard, and all of a compressed one (zstd, gz): of many, make an index
+    once (`Indexed`). Raises InvalidArgument for pickled columns, Corruption for shards that are cut
+    or differ from their index.json.
     """
 
     def __init__(self, store: _core.Store, folders: str | Sequence[str] = "") -> None:

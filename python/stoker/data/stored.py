@@ -11,6 +11,7 @@ import torch
 
 from stoker import _core
 
+UNPACKED_BYTES = 256 << 20  # memory of a source for compressed objects
 Places = list[tuple[int, int]]  # offset and bytes of each part of a sample, in a batch's memory
 
 
@@ -47,6 +48,11 @@ class Stored:
         """The samples of these numbers, in this order, read now."""
         return self._alone.read_samples(np.asarray(samples, np.uint64)).result()
 
+    @property
+    def shard_samples(self) -> int:
+        """Where objects are compressed, and so come whole: samples of one. Else 0."""
+        return 0
+
     def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
         """`count` samples that follow one another. memory: uint8. Only where `kind` is given."""
         raise NotImplementedError
@@ -71,11 +77,14 @@ def all_stored(sources: Several[Any]) -> bool:
 class StoredSources:
     """Reads batches of several sources by one `BatchReader`."""
 
-    def __init__(self, sources: Several[Stored], ahead: int) -> None:
+    def __init__(
+        self, sources: Several[Stored], ahead: int, unpacked_bytes: int = UNPACKED_BYTES
+    ) -> None:
         self.sources = sources
         self._reader = _core.BatchReader(
             [(each.store, each.table, each.integers) for each in sources],
             ahead + 1,  # and the one that the loop has
+            unpacked_bytes,
         )
         kinds = {each.kind for each in sources}
         self.alike = len(kinds) == 1 and None not in kinds

@@ -11,6 +11,7 @@ from typing import Any
 from stoker import _core
 
 from ..errors import Corruption, InvalidArgument
+from .packed import Unpacked
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Member:
 class _Reading(io.RawIOBase):
     """An object as a file that can be read, for tarfile."""
 
-    def __init__(self, store: _core.Store, key: str, size: int) -> None:
+    def __init__(self, store: _core.Store | Unpacked, key: str, size: int) -> None:
         self._store, self._key, self._size, self._at = store, key, size, 0
 
     def readable(self) -> bool:
@@ -47,13 +48,8 @@ class _Reading(io.RawIOBase):
         return many
 
 
-def members(store: _core.Store, key: str, size: int) -> Iterator[Member]:
+def members(store: _core.Store | Unpacked, key: str, size: int) -> Iterator[Member]:
     """The samples of a tar file, in its order. Corruption: it is cut, or headers are damaged."""
-    if key.endswith((".gz", ".tgz", ".zst", ".xz", ".bz2")):
-        raise InvalidArgument(
-            f"{key} is compressed, so no sample can be read by itself: unpack it to a plain .tar, "
-            "or unpack all with `stoker data build STORE OUT --unpack`"
-        )
     file = io.BufferedReader(_Reading(store, key, size), 128 << 10)
     sample: Member | None = None
     seen: set[str] = set()

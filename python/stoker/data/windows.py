@@ -16,16 +16,20 @@ WINDOW_BYTES = 64 << 20
 # Parts of a batch with windows of their own, so that a rank reads what it needs and no more. A lane
 # mixes at least so many runs.
 LANES, LANE_RUNS = 64, 4
+# A compressed shard is one run, for it comes whole. A window mixes at least so many.
+WINDOW_SHARDS = 2
 
 
 def shape(
-    count: int, sample_bytes: float, batch: int, window_bytes: int
+    count: int, sample_bytes: float, batch: int, window_bytes: int, shard_samples: int = 0
 ) -> tuple[int, int, int, int, int]:
-    """For `Sequence.windowed`: samples, of a run, of a lane's window; lanes; samples of a batch."""
-    run = max(1, int(RUN_BYTES // sample_bytes))
-    window = max(LANE_RUNS * run, int(window_bytes // sample_bytes))
+    """For `Sequence.windowed`: samples, of a run, of a lane's window; lanes; samples of a batch.
+    shard_samples: of a compressed shard; 0 where samples can be read by themselves."""
+    run = shard_samples or max(1, int(RUN_BYTES // sample_bytes))
+    runs = WINDOW_SHARDS if shard_samples else LANE_RUNS
+    window = max(runs * run, int(window_bytes // sample_bytes))
     lanes = math.gcd(batch, LANES)
-    while lanes > 1 and window < lanes * LANE_RUNS * run:
+    while lanes > 1 and window < lanes * runs * run:
         lanes = lanes // 2 if lanes % 2 == 0 else 1
     return count, run, window // lanes, lanes, batch
 
@@ -54,6 +58,8 @@ def explain(source: Any, shuffle: bool | str, window: tuple[int, int, int, int, 
     if not isinstance(source, Stored):
         return f"{type(source).__name__} reads its samples by itself, batch by batch"
     each = size(sample_bytes(source))
+    if source.shard_samples:
+        return _explain_packed(source.shard_samples, each, shuffle, window)
     if source.table.apart:
         return f"each sample is an object of about {each}: it comes by a read of its own"
     if window is not None:
@@ -72,3 +78,22 @@ def explain(source: Any, shuffle: bool | str, window: tuple[int, int, int, int, 
             f"{size(RUN_BYTES)} at once"
         )
     return told
+
+
+def _explain_packed(
+    samples: int, each: str, shuffle: bool | str, window: tuple[int, int, int, int, int] | None
+) -> str:
+    what = f"compressed shards, of up to {samples:,} samples of about {each}, come whole"
+    if window is not None:
+        _, run, mixed, lanes, _ = window
+        return (
+            f"windows: {what}, each by one read; {mixed * lanes:,} samples, those of about "
+            f"{max(1, mixed * lanes // run):,} shards, are mixed at a time"
+        )
+    if not shuffle:
+        return f"in order: {what}, one after another"
+    return (
+        f"exact order: {what}, and each sample needs its own: where they do not all fit into "
+        "unpacked_bytes, a shard is fetched and unpacked for nearly every sample; "
+        "shuffle='window' does that once an epoch and window"
+    )

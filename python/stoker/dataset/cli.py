@@ -32,7 +32,7 @@ Data sets in stores. STORE is a folder, or a composition ("dir:/folder", "s3://b
 "local:/folder"). `stoker.data.Indexed(store, FILE)` reads what was indexed."""
 _EPILOG = """\
 Exit status: 0 it was done; 1 it failed; 2 the command line is wrong."""
-# Compressed ones are refused by name, rather than left out.
+# Kinds of compression that are not unpacked are refused by name, rather than left out.
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _AT_ONCE = 64 << 20  # bytes of samples that are read at once for their checksums
 

@@ -78,6 +78,13 @@ def _of_data(stage: str, rows: Sequence[Row]) -> tuple[str, str]:
             "images to be decoded",
             "decode on more threads (Jpeg(threads=)), or store images of fewer pixels",
         )
+    if stage == "unpack":
+        return (
+            "compressed shards to be unpacked",
+            "unpack them once (`stoker data build STORE OUT --unpack`), leave the loader a core "
+            "that training does not use, or give it more unpacked_bytes= where shards are unpacked "
+            "again and again",
+        )
     if stage in ("verify", "assemble", "queue", "hand over"):
         what = {
             "verify": "the checksums of samples",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <string>
@@ -12,6 +13,7 @@
 #include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/data/neighbour_reads.h"
+#include "stoker/data/source_reads.h"
 
 namespace stoker::data {
 namespace {
@@ -35,15 +37,20 @@ Batch::~Batch() {
 
 class BatchReader::State {
  public:
-  State(std::vector<BatchSource> sources, size_t spares)
+  State(std::vector<BatchSource> sources, size_t spares, const ReaderLimits& limits)
       : sources_(std::move(sources)),
         spares_(std::make_shared<Spares>(spares)),
         raw_spares_(std::make_shared<Spares>(spares)),
         neighbours_(kNeighbourSpares) {
+    for (const BatchSource& each : sources_)
+      reads_.push_back(
+          std::make_unique<SourceReads>(*each.store, each.table, limits.unpacked_bytes, pool_));
     const uint64_t first = row_bytes_of(sources_.front());
     packed_ = first != 0 &&
               std::all_of(sources_.begin(), sources_.end(),
                           [first](const auto& each) { return row_bytes_of(each) == first; });
+    unpacks_ = std::any_of(sources_.begin(), sources_.end(),
+                           [](const auto& each) { return each.table->has_packed(); });
     checks_ = std::any_of(sources_.begin(), sources_.end(), [](const auto& each) {
       return each.integers.has_value() || each.table->has_crcs() || each.table->has_records();
     });
@@ -97,6 +104,7 @@ class BatchReader::State {
     std::atomic<size_t> left{1};  // calls to stores, and the one that starts them
     Mutex mutex;
     std::optional<Error> error;  // written with the mutex, until `left` is 0
+    uint64_t fetched = 0;        // likewise
     Promise<BatchPtr> promise;
   };
   using WorkPtr = std::shared_ptr<Work>;
@@ -131,6 +139,7 @@ class BatchReader::State {
       batch->starts.push_back(batch->parts.size());
     }
     for (size_t i = 0; i < sources_.size(); ++i) {
+      if (sources_[i].table->has_packed()) continue;  // it counts when it was fetched
       for (const Piece& piece : work.pieces[i]) batch->asked[i] += piece.bytes;
       batch->ranges[i] += work.pieces[i].size();
     }
@@ -167,7 +176,7 @@ class BatchReader::State {
   }
 
   Result<NeighbourReadPtr> get(const Neighbours& of, Batch& batch, BatchRead& read) {
-    STOKER_ASSIGN(auto got, neighbours_.get(sources_[of.source], of));
+    STOKER_ASSIGN(auto got, neighbours_.get(*reads_[of.source], of));
     if (got.begun) {
       batch.asked[of.source] += got.read->asked();
       batch.ranges[of.source] += got.read->requests();
@@ -175,13 +184,13 @@ class BatchReader::State {
         MutexLock lock(mutex_);
         ++under_way_;
       }
-      got.read->done().on_done([this](const Status&) { left(); });
+      got.read->done().on_done([this](const Result<uint64_t>&) { left(); });
       read.begun.emplace_back(of.source, got.read->done());
     }
     return std::move(got.read);
   }
 
-  static std::vector<Asked> by_object(const Batch& batch, const Work& work) {
+  std::vector<Asked> by_object(const Batch& batch, const Work& work) const {
     std::map<std::pair<uint64_t, uint64_t>, uint64_t> bytes;  // of source and object
     for (size_t source = 0; source < work.pieces.size(); ++source) {
       for (const Piece& piece : work.pieces[source]) bytes[{source, piece.object}] += piece.bytes;
@@ -194,8 +203,18 @@ class BatchReader::State {
     }
     std::vector<Asked> all;
     all.reserve(bytes.size());
-    for (const auto& [object, count] : bytes) all.push_back({object.first, object.second, count});
+    for (const auto& [object, count] : bytes)
+      all.push_back({object.first, object.second, stored(object.first, object.second, count)});
     return all;
+  }
+
+  // The share of these bytes in what lies in the store.
+  uint64_t stored(uint64_t source, uint64_t object, uint64_t bytes) const {
+    const SampleTable& table = *sources_[source].table;
+    if (!table.has_packed() || table.object_bytes(object) == 0) return bytes;
+    const double ratio = static_cast<double>(table.packed(object).bytes) /
+                         static_cast<double>(table.object_bytes(object));
+    return static_cast<uint64_t>(std::ceil(static_cast<double>(bytes) * ratio));
   }
 
   static void take_memory(const std::shared_ptr<Spares>& spares, uint64_t bytes, Batch& batch) {
@@ -210,28 +229,40 @@ class BatchReader::State {
       const BatchSource& source = sources_[i];
       const Batch& into = source.integers ? *work->raw : *work->batch;
       ++work->left;
-      source.store
-          ->read_many(source.table->keys(), work->pieces[i], into.memory.slice().sub(0, into.bytes))
-          .on_done([this, work](const Status& status) { part_done(work, status); });
+      reads_[i]
+          ->read(work->pieces[i], into.memory.slice().sub(0, into.bytes))
+          .on_done([this, work](const Result<uint64_t>& read) { part_done(work, read); });
     }
     const NeighbourRead* last = nullptr;
     for (const NeighbourReadPtr& with : work->neighbours) {
       if (with == nullptr || with.get() == last) continue;
       last = with.get();
       ++work->left;
-      with->done().on_done([this, work](const Status& status) { part_done(work, status); });
+      with->done().on_done([this, work](const Result<uint64_t>& read) { part_done(work, read); });
     }
-    part_done(work, {});
+    part_done(work, work->batch->times.begun);
   }
 
-  void part_done(const WorkPtr& work, const Status& status) {
-    if (!status) {
+  // fetched: when the store had answered.
+  void part_done(const WorkPtr& work, const Result<uint64_t>& fetched) {
+    {
       MutexLock lock(work->mutex);
-      if (!work->error) work->error = status.error();
+      if (fetched) {
+        work->fetched = std::max(work->fetched, *fetched);
+      } else if (!work->error) {
+        work->error = fetched.error();
+      }
     }
     if (--work->left != 0) return;
     StageTimes& times = work->batch->times;
-    times.read = times.taken = times.verified = times.assembled = now();
+    times.read = work->fetched;
+    times.unpacked = times.taken = times.verified = times.assembled = now();
+    if (!unpacks_) times.read = times.unpacked;
+    for (size_t i = 0; unpacks_ && i < reads_.size(); ++i) {
+      const auto [bytes, ranges] = reads_[i]->take_asked();
+      work->batch->asked[i] += bytes;
+      work->batch->ranges[i] += ranges;
+    }
     if (work->error || (!checks_ && work->neighbours.empty())) return finish(work);
     pool_.run([this, work, &times] {
       times.taken = now();
@@ -341,8 +372,9 @@ class BatchReader::State {
 
   const std::vector<BatchSource> sources_;
   const std::shared_ptr<Spares> spares_, raw_spares_;
+  std::vector<std::unique_ptr<SourceReads>> reads_;  // of each source
   NeighbourReads neighbours_;
-  bool packed_ = false, checks_ = false;
+  bool packed_ = false, checks_ = false, unpacks_ = false;
   Mutex mutex_;
   CondVar idle_;
   size_t under_way_ GUARDED_BY(mutex_) = 0;
@@ -350,7 +382,7 @@ class BatchReader::State {
 };
 
 Result<std::unique_ptr<BatchReader>> BatchReader::make(std::vector<BatchSource> sources,
-                                                       size_t spares) {
+                                                       size_t spares, const ReaderLimits& limits) {
   if (sources.empty())
     return make_error(Code::invalid_argument, "a reader needs at least one source", kWhere);
   for (const BatchSource& source : sources) {
@@ -360,7 +392,7 @@ Result<std::unique_ptr<BatchReader>> BatchReader::make(std::vector<BatchSource> 
                         "samples of integers have equal sizes, a whole number of them", kWhere);
   }
   return std::unique_ptr<BatchReader>(
-      new BatchReader(std::make_unique<State>(std::move(sources), spares)));
+      new BatchReader(std::make_unique<State>(std::move(sources), spares, limits)));
 }
 
 BatchReader::BatchReader(std::unique_ptr<State> state) : state_(std::move(state)) {}

@@ -3,8 +3,9 @@
 // A batch costs one call to each store it touches. Where the order keeps neighbours together
 // (Sequence::reads), these come by one read for all batches of their window, and are copied from
 // there. Tokens are widened to int64 on the reader's own thread; everything else is left as the
-// stores give it. Memory of batches that nobody has any more is used again: fresh memory is slow to
-// touch.
+// stores give it. Objects that are compressed as a whole are fetched whole and unpacked on that
+// thread (packed_objects.h). Memory of batches that nobody has any more is used again: fresh memory
+// is slow to touch.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +39,9 @@ struct Asked {
 // not need ends when it begins.
 struct StageTimes {
   uint64_t begun = 0;
-  uint64_t read = 0;   // all stores have answered
-  uint64_t taken = 0;  // a thread of the reader was free for it
+  uint64_t read = 0;      // all stores have answered
+  uint64_t unpacked = 0;  // what was compressed
+  uint64_t taken = 0;     // a thread of the reader was free for it
   uint64_t verified = 0, assembled = 0;
 };
 
@@ -67,7 +69,12 @@ struct BatchRead {
   Future<BatchPtr> batch;
   // What was asked of the stores for this batch and for later ones, by source: no store may end
   // before that is done. It does not hold what is read for this batch alone.
-  std::vector<std::pair<uint32_t, Future<void>>> begun;
+  std::vector<std::pair<uint32_t, Future<uint64_t>>> begun;
+};
+
+struct ReaderLimits {
+  // Memory of each source for compressed objects: those on their way, and those that are kept.
+  uint64_t unpacked_bytes = uint64_t{256} << 20;
 };
 
 // Any thread.
@@ -75,7 +82,8 @@ class BatchReader {
  public:
   // spares: pieces of memory kept for the next batches. invalid_argument: integers of unequal
   // samples, or samples that are no whole number of them.
-  static Result<std::unique_ptr<BatchReader>> make(std::vector<BatchSource> sources, size_t spares);
+  static Result<std::unique_ptr<BatchReader>> make(std::vector<BatchSource> sources, size_t spares,
+                                                   const ReaderLimits& limits = {});
   ~BatchReader();  // waits for what is under way
   BatchReader(const BatchReader&) = delete;
   BatchReader& operator=(const BatchReader&) = delete;

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <zstd.h>
+
 #include "stoker/base/crc32c.h"
 #include "stoker/data/neighbour_reads.h"
 #include "stoker/store/memory_store.h"
@@ -201,6 +203,135 @@ TEST_F(Reading, ManyBatchesMayBeUnderWayWhenTheReaderEnds) {
   reader.reset();
   for (const auto& each : all)
     EXPECT_EQ(integers(*each.wait().value()), std::vector<int64_t>(20, 7));
+}
+
+// Shards of ten samples of 10 bytes each; "p" is plain, the others are compressed.
+class ReadingPacked : public Reading {
+ protected:
+  static constexpr uint64_t kRaw = 100;
+
+  void SetUp() override {
+    for (const char* const key : {"a", "b", "c", "p"}) {
+      std::string text(kRaw, *key);
+      for (size_t i = 0; i < 10; ++i) text[i * 10 + 9] = static_cast<char>('0' + i);
+      if (key[0] != 'p') text = packed(text);
+      stored_.push_back({key[0] == 'p' ? Packing::none : Packing::zstd, text.size()});
+      put(key, text);
+    }
+  }
+  static std::string packed(const std::string& text) {
+    std::string out(ZSTD_compressBound(text.size()), '\0');
+    out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+    return out;
+  }
+  std::shared_ptr<const SampleTable> shards(bool with_crcs = false) const {
+    struct Arrays {
+      std::vector<uint64_t> starts, offsets, bytes;
+      std::vector<uint32_t> objects, crcs;
+    };
+    const auto arrays = std::make_shared<Arrays>();
+    for (uint64_t i = 0; i <= 40; ++i) arrays->starts.push_back(i);
+    for (uint64_t i = 0; i < 40; ++i) {
+      arrays->offsets.push_back(i % 10 * 10);
+      arrays->bytes.push_back(10);
+      arrays->objects.push_back(static_cast<uint32_t>(i / 10));
+      const std::string text = sample(i);
+      if (with_crcs) arrays->crcs.push_back(crc32c(text.data(), text.size()));
+    }
+    return table(SampleTable::ranges(
+        {"a", "b", "c", "p"}, std::vector<uint64_t>(4, kRaw),
+        {arrays->starts, arrays->objects, arrays->offsets, arrays->bytes, arrays->crcs, arrays}, {},
+        stored_));
+  }
+  static std::string sample(uint64_t number) {
+    std::string text(10, "abcp"[number / 10]);
+    text[9] = static_cast<char>('0' + number % 10);
+    return text;
+  }
+  static void expect_right(const Batch& batch) {
+    for (size_t i = 0; i < batch.picks.size(); ++i)
+      EXPECT_EQ(text(batch, batch.parts[batch.starts[i]]), sample(batch.picks[i].sample));
+  }
+
+  std::vector<PackedObject> stored_;
+};
+
+TEST_F(ReadingPacked, AShardIsFetchedOnceForAllOfItsSamples) {
+  const auto reader = BatchReader::make({{store_.get(), shards(true), std::nullopt}}, 2).value();
+  const auto first = reader->read({{{0, 3}, {0, 12}, {0, 1}}, {}, {}}).batch.wait().value();
+  expect_right(*first);
+  EXPECT_EQ(first->ranges[0], 2);
+  EXPECT_EQ(first->asked[0], stored_[0].bytes + stored_[1].bytes);
+  EXPECT_LE(first->times.read, first->times.unpacked);
+  const auto second = reader->read({{{0, 19}, {0, 0}, {0, 35}}, {}, {}}).batch.wait().value();
+  expect_right(*second);
+  EXPECT_EQ(second->ranges[0], 1);  // of the plain one
+  EXPECT_EQ(second->asked[0], 10);
+}
+
+TEST_F(ReadingPacked, WhatIsKeptStaysWithinTheMemory) {
+  // Room for one shard and what the next one is stored as.
+  const uint64_t room = kRaw + 2 * stored_[0].bytes;
+  const auto reader =
+      BatchReader::make({{store_.get(), shards(), std::nullopt}}, 2, {room}).value();
+  const auto ranges = [&](uint64_t number) {
+    const auto batch = reader->read({{{0, number}}, {}, {}}).batch.wait().value();
+    expect_right(*batch);
+    return batch->ranges[0];
+  };
+  EXPECT_EQ(ranges(0), 1);
+  EXPECT_EQ(ranges(5), 0);
+  EXPECT_EQ(ranges(11), 1);
+  EXPECT_EQ(ranges(6), 1);  // it had to go
+  const auto both = reader->read({{{0, 1}, {0, 11}, {0, 21}}, {}, {}}).batch.wait().value();
+  expect_right(*both);
+}
+
+TEST_F(ReadingPacked, ManyBatchesShareLittleMemory) {
+  const uint64_t room = kRaw + stored_[0].bytes;
+  auto reader = BatchReader::make({{store_.get(), shards(), std::nullopt}}, 2, {room}).value();
+  std::vector<Future<BatchPtr>> all;
+  for (uint64_t i = 0; i < 200; ++i)
+    all.push_back(reader->read({{{0, i * 7 % 40}, {0, i * 11 % 40}}, {}, {}}).batch);
+  reader.reset();
+  for (const auto& each : all) expect_right(*each.wait().value());
+}
+
+TEST_F(ReadingPacked, NeighboursComeFromOneFetch) {
+  const auto reader = BatchReader::make({{store_.get(), shards(), std::nullopt}}, 2).value();
+  const Sequence order = Sequence::windowed({40, 10, 20, 1, 4}, 1);
+  uint64_t ranges = 0;
+  for (uint64_t at = 0; at < 40; at += 4) {
+    const auto batch = reader->read(order.reads(at, at + 4)).batch.wait().value();
+    expect_right(*batch);
+    ranges += batch->ranges[0];
+  }
+  EXPECT_EQ(ranges, 4);
+}
+
+TEST_F(ReadingPacked, ErrorsNameTheShard) {
+  const auto tight = BatchReader::make({{store_.get(), shards(), std::nullopt}}, 2, {kRaw}).value();
+  const auto refused = tight->read({{{0, 0}}, {}, {}}).batch.wait();
+  EXPECT_EQ(refused.error().code, Code::over_budget);
+  EXPECT_NE(refused.error().what.find("'a'"), std::string::npos) << refused.error().what;
+  const auto reader = BatchReader::make({{store_.get(), shards(), std::nullopt}}, 2).value();
+  const auto error = [&](const std::string& bytes) {
+    put("b", bytes);
+    const auto read = reader->read({{{0, 10}, {0, 0}}, {}, {}}).batch.wait();
+    return read ? Error{} : read.error();
+  };
+  std::string flipped(stored_[1].bytes, 'x');
+  const Error damaged = error(flipped);
+  EXPECT_EQ(damaged.code, Code::corruption);
+  EXPECT_NE(damaged.what.find("'b' cannot be unpacked"), std::string::npos) << damaged.what;
+  EXPECT_NE(error("short").what.find("'b'"), std::string::npos);
+  // It is fetched anew once it is sound again.
+  put("b", packed([] {
+        std::string text(kRaw, 'b');
+        for (size_t i = 0; i < 10; ++i) text[i * 10 + 9] = static_cast<char>('0' + i);
+        return text;
+      }()));
+  expect_right(*reader->read({{{0, 10}}, {}, {}}).batch.wait().value());
 }
 
 }  // namespace

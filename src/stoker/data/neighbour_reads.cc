@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "stoker/base/bytes.h"
-#include "stoker/data/batch_reader.h"
+#include "stoker/data/source_reads.h"
 
 namespace stoker::data {
 namespace {
@@ -20,10 +20,10 @@ bool joins(const Piece& last, const Piece& part) {
 
 }  // namespace
 
-Status NeighbourRead::start(const BatchSource& source) {
+Status NeighbourRead::start(SourceReads& source) {
   starts_.push_back(0);
   for (uint64_t i = 0; i < of_.count; ++i) {
-    STOKER_TRY(source.table->append(of_.sample + i, 0, pieces_));
+    STOKER_TRY(source.table().append(of_.sample + i, 0, pieces_));
     starts_.push_back(pieces_.size());
   }
   std::vector<Piece> reads;
@@ -38,10 +38,12 @@ Status NeighbourRead::start(const BatchSource& source) {
     read.bytes = std::max(read.bytes, part.offset + part.bytes - read.offset);
     end = read.into + read.bytes;
   }
-  for (const Piece& read : reads) asked_ += read.bytes;
-  requests_ = reads.size();
+  if (!source.table().has_packed()) {  // else they count as they are fetched
+    for (const Piece& read : reads) asked_ += read.bytes;
+    requests_ = reads.size();
+  }
   memory_ = spares_->take(end);
-  done_ = source.store->read_many(source.table->keys(), reads, memory_.slice().sub(0, end));
+  done_ = source.read(reads, memory_.slice().sub(0, end));
   return {};
 }
 
@@ -50,7 +52,7 @@ std::span<const Piece> NeighbourRead::parts(uint64_t sample) const {
   return std::span(pieces_).subspan(starts_[number], starts_[number + 1] - starts_[number]);
 }
 
-Result<NeighbourReads::Got> NeighbourReads::get(const BatchSource& source, const Neighbours& of) {
+Result<NeighbourReads::Got> NeighbourReads::get(SourceReads& source, const Neighbours& of) {
   MutexLock lock(mutex_);
   NeighbourReadPtr& known = reads_[of];
   if (known && !(known->done().ready() && !known->done().wait())) return Got{known, false};
@@ -60,7 +62,7 @@ Result<NeighbourReads::Got> NeighbourReads::get(const BatchSource& source, const
     return begun.error();
   }
   // Its memory stays until the store is done with it, whoever forgets it.
-  made->done().on_done([made](const Status&) {});
+  made->done().on_done([made](const Result<uint64_t>&) {});
   known = std::move(made);
   return Got{known, true};
 }

@@ -16,7 +16,7 @@
 
 namespace stoker::data {
 
-struct BatchSource;
+class SourceReads;
 
 // Parts of samples that lie closer together than this come by one read: to ask for them one by one
 // costs more than the bytes between them.
@@ -34,8 +34,9 @@ class NeighbourRead {
   NeighbourRead& operator=(const NeighbourRead&) = delete;
 
   // Asks the store. corruption: the index says of a sample what cannot be. Call once.
-  Status start(const BatchSource& source);
-  const Future<void>& done() const { return done_; }
+  Status start(SourceReads& source);
+  // As SourceReads::read().
+  const Future<uint64_t>& done() const { return done_; }
   uint64_t asked() const { return asked_; }
   uint64_t requests() const { return requests_; }
   // The parts of one of its samples, as they were read. Once it is done.
@@ -49,7 +50,7 @@ class NeighbourRead {
   std::vector<uint64_t> starts_;  // of the pieces of each sample
   AlignedBytes memory_;
   uint64_t asked_ = 0, requests_ = 0;
-  Future<void> done_;
+  Future<uint64_t> done_;
 };
 using NeighbourReadPtr = std::shared_ptr<const NeighbourRead>;
 
@@ -64,7 +65,7 @@ class NeighbourReads {
     bool begun = false;  // by this call
   };
   // Starts to read them, unless that was done. A read that failed is tried anew.
-  Result<Got> get(const BatchSource& source, const Neighbours& of);
+  Result<Got> get(SourceReads& source, const Neighbours& of);
   // Forgets all of this lane but the turns [turn, turn + 1].
   void keep(uint32_t source, uint64_t lane, uint64_t turn);
 

@@ -84,12 +84,14 @@ Result<SampleTable> SampleTable::rows(std::vector<std::string> keys, std::vector
 
 Result<SampleTable> SampleTable::ranges(std::vector<std::string> keys,
                                         std::vector<uint64_t> object_bytes, RangeArrays arrays,
-                                        RecordLayout record) {
+                                        RecordLayout record, std::vector<PackedObject> packed) {
   SampleTable table(std::move(keys));
   const size_t parts = arrays.objects.size();
-  const bool fits = object_bytes.size() == table.keys_.size() && !arrays.starts.empty() &&
-                    arrays.starts.front() == 0 && arrays.starts.back() == parts &&
-                    arrays.offsets.size() == parts && arrays.bytes.size() == parts &&
+  const bool fits = object_bytes.size() == table.keys_.size() &&
+                    (packed.empty() || packed.size() == table.keys_.size()) &&
+                    !arrays.starts.empty() && arrays.starts.front() == 0 &&
+                    arrays.starts.back() == parts && arrays.offsets.size() == parts &&
+                    arrays.bytes.size() == parts &&
                     (arrays.crcs.empty() || arrays.crcs.size() == parts);
   if (!fits)
     return make_error(Code::invalid_argument, "the parts of samples do not follow one another",
@@ -97,6 +99,7 @@ Result<SampleTable> SampleTable::ranges(std::vector<std::string> keys,
   table.object_bytes_ = std::move(object_bytes);
   table.arrays_ = std::move(arrays);
   table.record_ = std::move(record);
+  table.packed_ = std::move(packed);
   return table;
 }
 
@@ -144,7 +147,7 @@ Result<std::vector<PlanRun>> SampleTable::plan() const {
   for (const EqualRun& run : runs_) {
     if (run.samples > 0) plan.push_back({run.object, run.offset, bytes_, run.samples, stride_});
   }
-  if (bytes_ != 0 || !row_bytes_.empty()) return plan;
+  if (bytes_ != 0 || !row_bytes_.empty() || has_packed()) return plan;
   std::vector<Piece> parts;
   for (uint64_t sample = 0; sample < samples(); ++sample) {
     parts.clear();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "stoker/data/record.h"
+#include "stoker/data/unpack.h"
 #include "stoker/store/plan.h"
 #include "stoker/store/store.h"
 
@@ -37,6 +38,12 @@ struct RangeArrays {
   std::shared_ptr<const void> owner;
 };
 
+// How an object lies in its store.
+struct PackedObject {
+  Packing packing = Packing::none;
+  uint64_t bytes = 0;  // as it is stored
+};
+
 // Immutable; any thread.
 class SampleTable {
  public:
@@ -50,10 +57,12 @@ class SampleTable {
                                   std::vector<uint64_t> row_bytes);
   // Samples of any ranges in objects of so many bytes. The arrays are looked at sample by sample
   // only: they may be larger than memory. record: each sample has one part, which is split into
-  // such columns once it is read.
+  // such columns once it is read. packed: of each object, where some are compressed as a whole; all
+  // other numbers are of what they unpack to.
   static Result<SampleTable> ranges(std::vector<std::string> keys,
                                     std::vector<uint64_t> object_bytes, RangeArrays arrays,
-                                    RecordLayout record = {});
+                                    RecordLayout record = {},
+                                    std::vector<PackedObject> packed = {});
 
   uint64_t samples() const;
   const std::vector<std::string>& keys() const { return keys_; }
@@ -61,11 +70,16 @@ class SampleTable {
   uint64_t equal_bytes() const { return bytes_; }
   // Each object has one part: no two are worth one read.
   bool apart() const { return bytes_ == 0 && arrays_.objects.size() == keys_.size(); }
+  bool has_packed() const { return !packed_.empty(); }
+  // Where has_packed().
+  const PackedObject& packed(uint64_t object) const { return packed_[object]; }
+  uint64_t object_bytes(uint64_t object) const { return object_bytes_[object]; }
   // Appends the parts of a sample, with their places from `into` on; the place behind them.
   // sample: less than samples(). corruption: its ranges cannot be.
   Result<uint64_t> append(uint64_t sample, uint64_t into, std::vector<Piece>& pieces) const;
   // Each sample as an item of a Plan, from its first byte to its last; nothing if one is of several
-  // objects, or of rows of several arrays. corruption: its ranges cannot be.
+  // objects, of rows of several arrays, or in a compressed object. corruption: its ranges cannot
+  // be.
   Result<std::vector<PlanRun>> plan() const;
   bool has_crcs() const { return !arrays_.crcs.empty(); }
   bool has_records() const { return !record_.empty(); }
@@ -89,6 +103,7 @@ class SampleTable {
   std::vector<uint64_t> row_bytes_;
   // ranges
   std::vector<uint64_t> object_bytes_;
+  std::vector<PackedObject> packed_;
   RangeArrays arrays_;
   RecordLayout record_;
 };
