@@ -217,7 +217,7 @@ if __name__ == "__main__":
 
     def put_and_die(store, key, value):
         put(store, key, value)
-        left[0] -= key != module._PLAN
+        left[0] -= key != module.PLAN
         if not left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -19,7 +19,6 @@ from multiprocessing import connection, get_context
 from typing import Any
 
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 import stoker
 from stoker import _core
@@ -29,10 +28,15 @@ from .corpus import CorpusError
 from .texts import PARQUET, Input, Reader, Slice, head, read_slice, slices
 from .token_file import TokenPacker
 from .tokenise import Engine, Tokeniser, choose
+from .unfinished import BEGUN, PLAN, check_finished, facts_of, forget, is_there
+from .unfinished import bar as _bar
+from .unfinished import json_of as _json_of
+from .unfinished import put as _put
+from .unfinished import put_json as _put_json
+from .unfinished import remove as _remove
 from .vocabulary import end_of_text, train_tokenizer
 
-INDEX, TOKENIZER, BEGUN = "index.json", "tokenizer.json", "building/"
-_PLAN = BEGUN + "plan.json"
+INDEX, TOKENIZER = "index.json", "tokenizer.json"
 _VERSION = 1
 _BATCH = 1 << 20  # characters that are tokenised by one call
 _SAMPLED = 64  # inputs from which the sample is taken
@@ -89,7 +93,7 @@ def index_of(store: _core.Store) -> dict[str, Any]:
     """What a finished build says of itself. Raises NotFound."""
     found = _json_of(store, INDEX)
     if found is None:
-        begun = store.exists(_PLAN)
+        begun = store.exists(PLAN)
         raise NotFound(
             "the build of tokens in this store is not finished: run `stoker data build` again"
             if begun
@@ -119,7 +123,7 @@ def learn(files: Sequence[Input], rule: Rule) -> str:
 
 def learned_before(out: _core.Store, rule: Rule) -> str | None:
     """The tokenizer.json that a build by this rule, finished or not, has learned already."""
-    found = _json_of(out, INDEX) or _json_of(out, _PLAN)
+    found = _json_of(out, INDEX) or _json_of(out, PLAN)
     if found is None or found["options"] != asdict(rule) or not out.exists(TOKENIZER):
         return None
     return out.read_bytes(TOKENIZER).decode()
@@ -177,7 +181,7 @@ def build(
                 facts[number] = about
     index = _index(plan, files, description, [facts[number] for number in range(len(tasks))])
     _put_json(out, INDEX, index)
-    _forget_begun(out)
+    forget(out)
     return Built(index, True)
 
 
@@ -249,16 +253,13 @@ def _finished(out: _core.Store, key: str) -> dict[str, Any] | None:
             "OUT has tokens of other inputs, of another tokenizer or by other options: "
             "choose another OUT, or begin anew with --restart"
         )
-    for each in index["shards"]:
-        if not out.exists(each["key"]) or out.stat(each["key"])["bytes"] != each["bytes"]:
-            raise Mismatch(f"{each['key']} was removed or cut: begin anew with --restart")
-    _forget_begun(out)  # it was killed at the very end
+    check_finished(out, index["shards"])
     return index
 
 
 def _begun(out: _core.Store, plan: dict[str, Any], description: str) -> dict[int, dict[str, Any]]:
     """What is known of the shards that are done; begins the build where there is none."""
-    before = _json_of(out, _PLAN)
+    before = _json_of(out, PLAN)
     if before is None:
         if any(each["key"].endswith(".tokens") for each in out.list()):
             raise AlreadyExists(
@@ -266,7 +267,7 @@ def _begun(out: _core.Store, plan: dict[str, Any], description: str) -> dict[int
                 "--restart"
             )
         _put(out, TOKENIZER, description.encode())
-        _put_json(out, _PLAN, plan)
+        _put_json(out, PLAN, plan)
         return {}
     if before != plan:
         names = {"key": "inputs, tokenizer or options", "versions": "versions of packages"}
@@ -275,15 +276,11 @@ def _begun(out: _core.Store, plan: dict[str, Any], description: str) -> dict[int
             f"OUT has a build that was begun with other {' and '.join(what)}: finish it as it was "
             "begun, choose another OUT, or begin anew with --restart"
         )
-    facts = {}
-    for each in out.list(BEGUN):
-        about = _json_of(out, each["key"]) if each["key"] != _PLAN else None
-        if about is not None and (
-            not about["bytes"]
-            or (out.exists(about["key"]) and out.stat(about["key"])["bytes"] == about["bytes"])
-        ):
-            facts[about["number"]] = about
-    return facts
+    return {
+        about["number"]: about
+        for about in facts_of(out)
+        if not about["bytes"] or is_there(out, about)  # one without documents has no object
+    }
 
 
 def _clear(out: _core.Store) -> None:
@@ -291,11 +288,6 @@ def _clear(out: _core.Store) -> None:
     ours = [key for key in keys if key.endswith(".tokens") or key.startswith(BEGUN)]
     for key in [*(key for key in (INDEX, TOKENIZER) if key in keys), *ours]:
         _remove(out, key)
-
-
-def _forget_begun(out: _core.Store) -> None:
-    for each in out.list(BEGUN):
-        _remove(out, each["key"])
 
 
 def _index(
@@ -488,41 +480,3 @@ def _work(pipe: connection.Connection, job: _Job) -> None:
                 return
             pipe.send(("made", number, about))
             pipe.send_bytes(data)
-
-
-# ---- objects
-
-
-def _bar(what: str, total: int, initial: int = 0) -> tqdm:
-    return tqdm(
-        desc=what,
-        total=total,
-        initial=initial,
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-        leave=False,
-        disable=None,
-    )
-
-
-def _put(store: _core.Store, key: str, data: bytes) -> None:
-    change = store.begin()
-    change.resize(key, len(data))
-    change.write_bytes(key, 0, data)
-    change.commit().wait()
-
-
-def _put_json(store: _core.Store, key: str, value: Any) -> None:
-    _put(store, key, (json.dumps(value, indent=1) + "\n").encode())
-
-
-def _json_of(store: _core.Store, key: str) -> Any:
-    """None if it is not there."""
-    return json.loads(store.read_bytes(key)) if store.exists(key) else None
-
-
-def _remove(store: _core.Store, key: str) -> None:
-    change = store.begin()
-    change.remove(key)
-    change.commit().wait()

@@ -31,15 +31,25 @@ from stoker import _core
 
 from ..errors import AlreadyExists, Corruption, InvalidArgument, Mismatch, NotFound, StokerError
 from . import mds
-from .build import BEGUN, _bar, _json_of, _put_json, _remove
 from .images import name_of
 from .index import TAR, WHOLE, Index
 from .indexing import of_objects
 from .sources import Indexed
 from .tar_members import _Reading
+from .unfinished import (
+    BEGUN,
+    PLAN,
+    bar,
+    check_finished,
+    facts_of,
+    forget,
+    is_there,
+    json_of,
+    put_json,
+    remove,
+)
 
 ABOUT = "build.json"
-_PLAN = BEGUN + "plan.json"
 _VERSION = 1
 _AT_ONCE = 8 << 20  # bytes of an object that are read or written at once
 _SAMPLES = 64  # that are read at once
@@ -87,7 +97,7 @@ def rebuild(
         "stoker": stoker.__version__,
         "objects": len(keys),
     }
-    if (found := _json_of(out, ABOUT)) is not None:
+    if (found := json_of(out, ABOUT)) is not None:
         return _finished(out, found, plan["key"]), False
     facts = _begun(out, plan, keys, restart)
     if facts:
@@ -95,17 +105,17 @@ def rebuild(
     todo = [number for number in range(len(keys)) if number not in facts]
     total = sum(task.size for task in job.tasks)
     left = sum(job.tasks[number].size for number in todo)
-    with _bar("building", total, total - left) as bar:
-        for number, about in _made(job, todo, threads, out, bar.update):
-            _put_json(out, f"{BEGUN}{number:08d}.json", about)
+    with bar("building", total, total - left) as progress:
+        for number, about in _made(job, todo, threads, out, progress.update):
+            put_json(out, f"{BEGUN}{number:08d}.json", about)
             facts[number] = about
     about = {
         **plan,
         "inputs": job.inputs,
         "objects": [facts[number] for number in range(len(keys))],
     }
-    _put_json(out, ABOUT, about)
-    _forget(out)
+    put_json(out, ABOUT, about)
+    forget(out)
     return about, True
 
 
@@ -179,10 +189,7 @@ def _finished(out: _core.Store, found: dict[str, Any], key: str) -> dict[str, An
             "OUT was built of other inputs or by other options: choose another OUT, or begin anew "
             "with --restart"
         )
-    for each in found["objects"]:
-        if not out.exists(each["key"]) or out.stat(each["key"])["bytes"] != each["bytes"]:
-            raise Mismatch(f"{each['key']} was removed or cut: begin anew with --restart")
-    _forget(out)  # it was killed at the very end
+    check_finished(out, found["objects"])
     return found
 
 
@@ -192,45 +199,33 @@ def _begun(
     """What is known of the objects that are done; begins the build where there is none. keys: of
     all objects that it makes."""
     plan = {**plan, "keys": list(keys)}
-    before = _json_of(out, _PLAN)
+    before = json_of(out, PLAN)
     if before is None:
         found = {each["key"] for each in out.list()}
         if (found and not restart) or not found.isdisjoint(keys):
             raise AlreadyExists(
                 "OUT has objects of something else: choose an OUT that is empty, or new"
             )
-        _put_json(out, _PLAN, plan)
+        put_json(out, PLAN, plan)
         return {}
     if before != plan:
         raise Mismatch(
             "OUT has a build that was begun with other inputs, other options or another version of "
             "Stoker: finish it as it was begun, choose another OUT, or begin anew with --restart"
         )
-    facts = {}
-    for each in out.list(BEGUN):
-        about = _json_of(out, each["key"]) if each["key"] != _PLAN else None
-        if about is None or not out.exists(about["key"]):
-            continue
-        if out.stat(about["key"])["bytes"] == about["bytes"]:
-            facts[about["number"]] = about
-    return facts
+    return {about["number"]: about for about in facts_of(out) if is_there(out, about)}
 
 
 def _clear(out: _core.Store) -> None:
     """What a build of this kind left, and nothing else."""
-    keys = [each["key"] for each in (_json_of(out, ABOUT) or {}).get("objects", [])]
-    keys += (_json_of(out, _PLAN) or {}).get("keys", [])  # one may be there without its facts
+    keys = [each["key"] for each in (json_of(out, ABOUT) or {}).get("objects", [])]
+    keys += (json_of(out, PLAN) or {}).get("keys", [])  # one may be there without its facts
     for key in dict.fromkeys(keys):
         if out.exists(key):
-            _remove(out, key)
+            remove(out, key)
     if out.exists(ABOUT):
-        _remove(out, ABOUT)
-    _forget(out)
-
-
-def _forget(out: _core.Store) -> None:
-    for each in out.list(BEGUN):
-        _remove(out, each["key"])
+        remove(out, ABOUT)
+    forget(out)
 
 
 def _inputs(objects: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

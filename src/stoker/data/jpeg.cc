@@ -1,6 +1,5 @@
 #include "stoker/data/jpeg.h"
 
-// jpeglib.h needs size_t and FILE.
 #include <algorithm>
 #include <cmath>
 #include <csetjmp>
@@ -8,10 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <jpeglib.h>
-
-#include <jerror.h>
-
+#include "stoker/data/jpeg_errors.h"
 #include "stoker/data/resize.h"
 
 namespace stoker::data {
@@ -82,32 +78,18 @@ Rect somewhere(uint32_t width, uint32_t height, Draws& draws) {
   return in_the_middle(width, height, std::min(kWidest, std::max(1 / kWidest, shape)));
 }
 
-// libjpeg's errors come by longjmp(), out of functions of C. Nothing with a destructor may be made
-// between setjmp() and there.
-struct Errors {
-  jpeg_error_mgr base;  // the first member: libjpeg hands out its address
-  std::jmp_buf out;
-  char why[JMSG_LENGTH_MAX] = "";
-};
-
-void leave(j_common_ptr info) {
-  auto* const errors = reinterpret_cast<Errors*>(info->err);
-  info->err->format_message(info, errors->why);
-  std::longjmp(errors->out, 1);  // NOLINT(cert-err52-cpp)
-}
-
 // Warnings tell of damage that libjpeg fills up with grey; these are the ones that are none.
 void warn(j_common_ptr info, int level) {
   const int what = info->err->msg_code;
   if (level < 0 && what != JWRN_EXTRANEOUS_DATA && what != JWRN_ADOBE_XFORM &&
       what != JWRN_JFIF_MAJOR)
-    leave(info);
+    leave_jpeg(info);
 }
 
 // Called once for each part of a file that is read as a whole before the first row.
 void count_scans(j_common_ptr info) {
   if (reinterpret_cast<jpeg_decompress_struct*>(info)->input_scan_number <= kMostScans) return;
-  auto* const errors = reinterpret_cast<Errors*>(info->err);
+  auto* const errors = reinterpret_cast<JpegErrors*>(info->err);
   (void)std::snprintf(errors->why, sizeof errors->why, "it has more than %d scans", kMostScans);
   std::longjmp(errors->out, 1);  // NOLINT(cert-err52-cpp)
 }
@@ -116,7 +98,7 @@ void count_scans(j_common_ptr info) {
 struct Decoder {
   Decoder() {
     info.err = jpeg_std_error(&errors.base);
-    errors.base.error_exit = leave;
+    errors.base.error_exit = leave_jpeg;
     errors.base.emit_message = warn;
     progress.progress_monitor = count_scans;
   }
@@ -125,7 +107,7 @@ struct Decoder {
   Decoder& operator=(const Decoder&) = delete;
 
   jpeg_decompress_struct info{};
-  Errors errors{};
+  JpegErrors errors{};
   jpeg_progress_mgr progress{};
 };
 

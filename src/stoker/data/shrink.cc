@@ -1,6 +1,5 @@
 #include "stoker/data/shrink.h"
 
-// jpeglib.h needs size_t and FILE.
 #include <algorithm>
 #include <cmath>
 #include <csetjmp>
@@ -8,33 +7,19 @@
 #include <cstdlib>
 #include <string>
 
-#include <jpeglib.h>
-
 #include "stoker/data/jpeg.h"
+#include "stoker/data/jpeg_errors.h"
 
 namespace stoker::data {
 namespace {
 
 constexpr const char* kWhere = "data/shrink";
 
-// As in jpeg.cc: libjpeg's errors come by longjmp().
-struct Errors {
-  jpeg_error_mgr base;  // the first member
-  std::jmp_buf out;
-  char why[JMSG_LENGTH_MAX] = "";
-};
-
-void leave(j_common_ptr info) {
-  auto* const errors = reinterpret_cast<Errors*>(info->err);
-  info->err->format_message(info, errors->why);
-  std::longjmp(errors->out, 1);  // NOLINT(cert-err52-cpp)
-}
-
 // The encoder and what it wrote.
 struct Encoder {
   Encoder() {
     info.err = jpeg_std_error(&errors.base);
-    errors.base.error_exit = leave;
+    errors.base.error_exit = leave_jpeg;
   }
   ~Encoder() {
     jpeg_destroy_compress(&info);
@@ -44,7 +29,7 @@ struct Encoder {
   Encoder& operator=(const Encoder&) = delete;
 
   jpeg_compress_struct info{};
-  Errors errors{};
+  JpegErrors errors{};
   unsigned char* file = nullptr;
   unsigned long bytes = 0;  // NOLINT(google-runtime-int): libjpeg's
 };
