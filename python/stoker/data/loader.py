@@ -22,6 +22,7 @@ from .empty import NONE, Shape
 from .following import Following
 from .images import Decoded, Decoding, Jpeg, name_of
 from .order import Sequence
+from .planning import choose
 from .stored import UNPACKED_BYTES, Reading, StoredSources, all_stored
 from .watch import Watch
 from .workers import Workers
@@ -54,7 +55,8 @@ class Loader:
     source: a Source, or several of them with `weights` (a mixture: endless, without epochs).
     batch: samples a rank and batch. seed: of the order. shuffle=False: in the order of the source;
     "window": in windows of `window_bytes` (of all ranks), so that samples that follow one another
-    come by one read. `order` says how samples are read, and why.
+    come by one read; "auto": exact, or by windows where that is much cheaper (planning.py), so a
+    resume needs the same store and cache. `order` says how samples are read, and why.
     rank, ranks: which part of each global batch this process gets; those of torch.distributed where
     it is in use. drop_last: leave out what does not fill a global batch at the end of an epoch;
     else the rest is shared out among the ranks, whose last batch is smaller (and may be empty).
@@ -88,7 +90,7 @@ class Loader:
         seed: int = 0,
         *,
         weights: Several[float] | None = None,
-        shuffle: bool | Literal["window"] = True,
+        shuffle: bool | Literal["window", "auto"] = True,
         window_bytes: int = windows.WINDOW_BYTES,
         rank: int | None = None,
         ranks: int | None = None,
@@ -103,8 +105,13 @@ class Loader:
     ) -> None:
         sources: list[Source] = list(source) if isinstance(source, list | tuple) else [source]
         _check(sources, batch, weights, shuffle, ahead)
-        self.batch, self.seed, self.shuffle = batch, seed, shuffle
+        self.batch, self.seed = batch, seed
         self.rank, self.ranks = _place(rank, ranks)
+        chosen = None
+        if shuffle == "auto":
+            chosen = choose(sources[0], self.global_batch, window_bytes, unpacked_bytes)
+            shuffle = chosen.shuffle
+        self.shuffle = shuffle
         counts = [len(each) for each in sources]
         shape = (
             windows.shape(
@@ -120,6 +127,8 @@ class Loader:
         self.order = "\n".join(
             dict.fromkeys(windows.explain(each, shuffle, shape) for each in sources)
         )
+        if chosen is not None:
+            self.order += f"\nchosen: {chosen.why}"
         if weights is not None:
             order = Sequence.mixed(counts, [float(each) for each in weights], seed)
         elif shape:
@@ -538,8 +547,8 @@ def _check(
     shuffle: bool | str,
     ahead: int,
 ) -> None:
-    if shuffle not in (True, False, "window"):
-        raise ValueError(f"shuffle is True, False or 'window', not {shuffle!r}")
+    if shuffle not in (True, False, "window", "auto"):
+        raise ValueError(f"shuffle is True, False, 'window' or 'auto', not {shuffle!r}")
     if batch < 1 or ahead < 1:
         raise ValueError(f"a loader needs batch and ahead of at least 1, not {batch} and {ahead}")
     if weights is None and len(sources) != 1:

@@ -21,7 +21,9 @@ from stoker.data.build import build as build_tokens
 from stoker.data.corpus import find_text_files
 from stoker.data.index import ARROW, KINDS, MDS, SAFETENSORS, TAR, WHOLE, Index, read
 from stoker.data.indexing import build
+from stoker.data.planning import choose
 from stoker.data.rebuild import rebuild, resizing, unpacking
+from stoker.data.sources import Indexed
 from stoker.data.stored import Stored, StoredSources
 from stoker.data.texts import Input, of_files, of_store
 from stoker.data.vocabulary import load_tokenizer
@@ -63,6 +65,18 @@ def parser() -> Parser:
     show.add_argument("index", type=Path, metavar="FILE", help="the index")
     show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(run=_show)
+    text = "tell which order would read an indexed data set well, and why"
+    plan = commands.add_parser("plan", help=text, description=text[0].upper() + text[1:] + ".")
+    plan.add_argument("store", type=named, metavar="STORE", help="where the objects are")
+    plan.add_argument("index", type=Path, metavar="FILE", help="the index")
+    plan.add_argument(
+        "--batch",
+        type=whole(1, 1 << 32),
+        default=32,
+        metavar="SAMPLES",
+        help="of a batch of all ranks (default 32)",
+    )
+    plan.set_defaults(run=_plan)
     return top
 
 
@@ -372,6 +386,14 @@ def _show(args) -> int:
         print(json.dumps(_facts(index)))
     else:
         print(_words(index, args.index))
+    return 0
+
+
+def _plan(args) -> int:
+    with stoker.open_store(args.store, read_only=True) as store:
+        chosen = choose(Indexed(store, args.index), args.batch)
+        shuffle = '"window"' if chosen.shuffle == "window" else "True"
+        print(f"Loader(..., shuffle={shuffle}): {chosen.why}")
     return 0
 
 
