@@ -154,11 +154,12 @@ def shrink_jpeg(file: bytes, side: int, quality: int) -> bytes | None: ...
 
 class BatchReader:
     """Reads samples of several sources into batches: data/batch_reader.h. A source is its store,
-    its table, and the type of its integers ("uint16"), which then come as int64, or None."""
+    its table, the type of its integers ("uint16"), which then come as int64, or None, and the tags
+    of its objects, which the store compares at each read, or []."""
 
     def __init__(
         self,
-        sources: list[tuple[Store, SampleTable, str | None]],
+        sources: list[tuple[Store, SampleTable, str | None, list[str]]],
         spares: int,
         unpacked_bytes: int = 256 << 20,  # of each source, for compressed objects
     ) -> None: ...

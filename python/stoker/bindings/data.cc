@@ -214,20 +214,21 @@ PyBatchReader::~PyBatchReader() {
   }
 }
 
-using SourceOfPython =
-    std::tuple<PyStore*, std::shared_ptr<SampleTable>, std::optional<std::string>>;
+// store, table, integers, tags
+using SourceOfPython = std::tuple<PyStore*, std::shared_ptr<SampleTable>,
+                                  std::optional<std::string>, std::vector<std::string>>;
 
 PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t spares,
                            uint64_t unpacked_bytes) {
   std::vector<BatchSource> all;
   StoreHandles stores;
-  for (const auto& [store, table, integers] : sources) {
+  for (const auto& [store, table, integers, tags] : sources) {
     std::optional<data::Integer> kind;
     if (integers) {
       kind = data::integer_of(*integers);
       if (!kind) raise_invalid("there are no integers '" + *integers + "'");
     }
-    all.push_back({&open(*store), table, kind});
+    all.push_back({&open(*store), table, kind, tags});
     stores.push_back(store->handle);
   }
   auto made = std::make_unique<PyBatchReader>();

@@ -1,8 +1,8 @@
 """Which order reads a source well: the choice of `Loader(shuffle="auto")` and `stoker data plan`.
 
 An exact order mixes best, and reads each sample by itself. An order of windows reads neighbours
-together: ranges, or whole shards where they are compressed. What decides is what an epoch costs: its
-bytes, and for each request as many bytes as would have come meanwhile.
+together: ranges, or whole shards where they are compressed. What decides is what an epoch costs:
+its bytes, and for each request as many bytes as would have come meanwhile.
 """
 
 from __future__ import annotations

@@ -74,6 +74,12 @@ def all_stored(sources: Several[Any]) -> bool:
     return all(isinstance(each, Stored) for each in sources)
 
 
+def _compared(source: Stored) -> list[str]:
+    """The tags that the store compares at each read: of a bucket, cached or not. Others would not
+    look at them."""
+    return list(source.tags or ()) if "s3:" in source.store.info()["composition"] else []
+
+
 class StoredSources:
     """Reads batches of several sources by one `BatchReader`."""
 
@@ -82,7 +88,7 @@ class StoredSources:
     ) -> None:
         self.sources = sources
         self._reader = _core.BatchReader(
-            [(each.store, each.table, each.integers) for each in sources],
+            [(each.store, each.table, each.integers, _compared(each)) for each in sources],
             ahead + 1,  # and the one that the loop has
             unpacked_bytes,
         )

@@ -43,8 +43,8 @@ class BatchReader::State {
         raw_spares_(std::make_shared<Spares>(spares)),
         neighbours_(kNeighbourSpares) {
     for (const BatchSource& each : sources_)
-      reads_.push_back(
-          std::make_unique<SourceReads>(*each.store, each.table, limits.unpacked_bytes, pool_));
+      reads_.push_back(std::make_unique<SourceReads>(*each.store, each.table, each.tags,
+                                                     limits.unpacked_bytes, pool_));
     const uint64_t first = row_bytes_of(sources_.front());
     packed_ = first != 0 &&
               std::all_of(sources_.begin(), sources_.end(),
@@ -387,6 +387,8 @@ Result<std::unique_ptr<BatchReader>> BatchReader::make(std::vector<BatchSource> 
     return make_error(Code::invalid_argument, "a reader needs at least one source", kWhere);
   for (const BatchSource& source : sources) {
     const uint64_t bytes = source.table->equal_bytes();
+    if (!source.tags.empty() && source.tags.size() != source.table->keys().size())
+      return make_error(Code::invalid_argument, "each object of a source has one tag", kWhere);
     if (source.integers && (bytes == 0 || bytes % bytes_of(*source.integers) != 0))
       return make_error(Code::invalid_argument,
                         "samples of integers have equal sizes, a whole number of them", kWhere);

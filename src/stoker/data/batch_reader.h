@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct BatchSource {
   std::shared_ptr<const SampleTable> table;
   // Samples are such integers, of equal bytes, and come as int64.
   std::optional<Integer> integers;
+  // Of each object, where the store compares them (TaggedReads); or nothing.
+  std::vector<std::string> tags = {};
 };
 
 // Bytes of one object that a batch needed.
@@ -90,7 +93,8 @@ class BatchReader {
 
   // The samples in this order. Where all sources have equal samples of one size in memory, one
   // follows the other without a gap; else each begins at a multiple of 64 bytes. Errors are those
-  // of Store::read_many; invalid_argument names a sample that is not there.
+  // of Store::read_many, and `mismatch` for an object with another tag; invalid_argument names a
+  // sample that is not there.
   BatchRead read(Reads reads);
 
  private:

@@ -79,9 +79,7 @@ Future<uint64_t> PackedObjects::read(std::span<const Piece> pieces, Slice into) 
     });
   }
   if (!plain.empty()) {
-    store_.read_many(table_->keys(), plain, into).on_done([rest](const Status& status) {
-      rest->done(status ? Result<uint64_t>(Clock::real().now_ns()) : status.error());
-    });
+    stored_.read(plain, into).on_done([rest](const Result<uint64_t>& when) { rest->done(when); });
   }
   go_on();
   return all;
@@ -103,11 +101,10 @@ void PackedObjects::go_on(std::optional<Failed> failed) {
     while (auto more = admit(starts)) all.push_back(std::move(*more));
   }
   for (const auto& [number, object] : starts) {
-    store_
-        .read(table_->keys()[number], 0,
-              object->packed.slice().sub(0, table_->packed(number).bytes))
-        .on_done([this, number = number, object = object](const Status& status) {
-          fetched(number, object, status);
+    const Piece whole{number, 0, table_->packed(number).bytes, 0};
+    stored_.read({&whole, 1}, object->packed.slice().sub(0, whole.bytes))
+        .on_done([this, number = number, object = object](const Result<uint64_t>& when) {
+          fetched(number, object, when);
         });
   }
   for (const Failed& each : all) {
@@ -177,13 +174,13 @@ void PackedObjects::forget(Objects::iterator object) {
 }
 
 void PackedObjects::fetched(uint64_t number, const std::shared_ptr<Object>& object,
-                            const Status& status) {
-  if (status) {
-    object->fetched = Clock::real().now_ns();
+                            const Result<uint64_t>& when) {
+  if (when) {
+    object->fetched = *when;
     return pool_.run([this, number, object] { unpack_one(number, object); });
   }
   MutexLock lock(mutex_);
-  Failed failed = fail(number, status.error());
+  Failed failed = fail(number, when.error());
   lock.unlock();
   go_on(std::move(failed));
 }
@@ -206,9 +203,9 @@ void PackedObjects::unpack_one(uint64_t number, const std::shared_ptr<Object>& o
   object->packed_grant = Grant();
   object->there = true;
   ++object->used_by;
-  Waiters waiters = std::exchange(object->waiters, {});
+  const Waiters waiters = std::exchange(object->waiters, {});
   lock.unlock();
-  copy(object, std::move(waiters));
+  copy(object, waiters);
   go_on();
 }
 
@@ -220,7 +217,7 @@ PackedObjects::Failed PackedObjects::fail(uint64_t number, Error error) {
 }
 
 // On a thread of the pool: it ends before this does.
-void PackedObjects::copy(const std::shared_ptr<Object>& object, Waiters waiters) {
+void PackedObjects::copy(const std::shared_ptr<Object>& object, const Waiters& waiters) {
   for (const Waiter& waiter : waiters) {
     for (const Piece& piece : waiter.pieces)
       std::memcpy(waiter.into.data + piece.into, object->raw.data() + piece.offset, piece.bytes);

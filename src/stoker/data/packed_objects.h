@@ -17,6 +17,7 @@
 #include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/data/sample_table.h"
+#include "stoker/data/tagged_objects.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/store.h"
@@ -27,13 +28,14 @@ namespace stoker::data {
 class PackedObjects {
  public:
   // most: bytes for what is kept and for what is on its way, compressed and unpacked.
-  PackedObjects(Store& store, std::shared_ptr<const SampleTable> table, uint64_t most, Pool& pool)
-      : store_(store), table_(std::move(table)), budget_(most), pool_(pool) {}
+  PackedObjects(const TaggedObjects& objects, std::shared_ptr<const SampleTable> table,
+                uint64_t most, Pool& pool)
+      : stored_(objects), table_(std::move(table)), budget_(most), pool_(pool) {}
   PackedObjects(const PackedObjects&) = delete;
   PackedObjects& operator=(const PackedObjects&) = delete;
 
   // As Store::read_many(), of the unpacked bytes; when the last object had come, in the nanoseconds
-  // of Clock::real(). Errors name the object: over_budget, corruption, those of Store::read().
+  // of Clock::real(). Errors name the object: over_budget, corruption, those of TaggedObjects.
   Future<uint64_t> read(std::span<const Piece> pieces, Slice into);
 
   // Bytes that the store was asked for, and by how many reads, since the last call.
@@ -71,12 +73,13 @@ class PackedObjects {
   std::optional<Failed> admit(std::vector<Start>& starts) REQUIRES(mutex_);
   bool make_room(uint64_t bytes, Grant& grant) REQUIRES(mutex_);
   void forget(Objects::iterator object) REQUIRES(mutex_);
-  void fetched(uint64_t number, const std::shared_ptr<Object>& object, const Status& status);
+  void fetched(uint64_t number, const std::shared_ptr<Object>& object,
+               const Result<uint64_t>& when);
   void unpack_one(uint64_t number, const std::shared_ptr<Object>& object);
   Failed fail(uint64_t number, Error error) REQUIRES(mutex_);
-  void copy(const std::shared_ptr<Object>& object, Waiters waiters);
+  void copy(const std::shared_ptr<Object>& object, const Waiters& waiters);
 
-  Store& store_;
+  const TaggedObjects& stored_;
   const std::shared_ptr<const SampleTable> table_;
   Budget budget_;
   Pool& pool_;

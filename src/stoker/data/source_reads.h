@@ -5,12 +5,14 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "stoker/base/future.h"
 #include "stoker/base/pool.h"
 #include "stoker/data/packed_objects.h"
 #include "stoker/data/sample_table.h"
+#include "stoker/data/tagged_objects.h"
 #include "stoker/store/store.h"
 
 namespace stoker::data {
@@ -18,20 +20,20 @@ namespace stoker::data {
 // Any thread. Destroy it when all reads are done, and after the pool.
 class SourceReads {
  public:
-  // unpacked_bytes: memory for objects that are compressed.
-  SourceReads(Store& store, std::shared_ptr<const SampleTable> table, uint64_t unpacked_bytes,
-              Pool& pool);
+  // tags: of each object, or nothing. unpacked_bytes: memory for objects that are compressed.
+  SourceReads(Store& store, std::shared_ptr<const SampleTable> table,
+              std::span<const std::string> tags, uint64_t unpacked_bytes, Pool& pool);
 
   const SampleTable& table() const { return *table_; }
-  // As Store::read_many(); when the store had answered, in the nanoseconds of Clock::real(). What
-  // is compressed is unpacked then.
+  // As Store::read_many(), but an object with another tag is `mismatch`; when the store had
+  // answered, in the nanoseconds of Clock::real(). What is compressed is unpacked then.
   Future<uint64_t> read(std::span<const Piece> pieces, Slice into);
   // Bytes and ranges that compressed objects cost since the last call; 0 where there are none.
   std::pair<uint64_t, uint64_t> take_asked();
 
  private:
-  Store& store_;
   const std::shared_ptr<const SampleTable> table_;
+  const TaggedObjects objects_;
   std::optional<PackedObjects> packed_;
 };
 

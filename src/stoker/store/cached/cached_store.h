@@ -21,10 +21,11 @@
 #include "stoker/store/cached/policy.h"
 #include "stoker/store/cached/slots.h"
 #include "stoker/store/cached/store.h"
+#include "stoker/store/tagged_reads.h"
 
 namespace stoker::cached {
 
-class CachedStore final : public Store {
+class CachedStore final : public Store, public TaggedReads {
  public:
   static Result<std::unique_ptr<Store>> open(std::string name, OpenFast fast,
                                              std::unique_ptr<Store> slow, const Runtime& runtime,
@@ -44,6 +45,8 @@ class CachedStore final : public Store {
   }
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override;
+  Future<void> read_tagged(std::string_view key, std::string_view tag, uint64_t offset,
+                           Slice into) override;
   // What is written has another tag, hence other blocks: the old ones are never found again.
   Result<std::unique_ptr<Transaction>> begin() override;
   Result<Version> copy(std::string_view from, std::string_view to) override;
@@ -89,11 +92,14 @@ class CachedStore final : public Store {
               std::unique_ptr<Arena> memory, const CachedOptions& options);
 
   // read.cc
-  Status read_now(const std::string& key, uint64_t offset, Slice into, const ReadOptions& options);
+  Future<void> read(std::string_view key, std::string_view tag, uint64_t offset, Slice into,
+                    const ReadOptions& options);
+  Status read_now(const std::string& key, const std::string& tag, uint64_t offset, Slice into,
+                  const ReadOptions& options);
   Result<bool> read_content(const ObjectInfo& object, uint64_t offset, Slice into,
                             const ReadOptions& options);
   std::vector<Piece> pieces_of(const ObjectInfo& object, uint64_t offset, Slice into) const;
-  bool read_from_memory(std::string_view key, uint64_t offset, Slice into);
+  bool read_from_memory(std::string_view key, std::string_view tag, uint64_t offset, Slice into);
   void choose(Piece& piece);       // with the mutex
   bool from_memory(Piece& piece);  // with the mutex
   BlockPtr make_block(const BlockId& id, size_t bytes);

@@ -17,6 +17,7 @@
 
 namespace stoker::cached {
 
+constexpr const char* kWhere = "store/cached/read";
 constexpr uint32_t kErrorsMax = 3;     // one after the other, before FAST is given up
 constexpr uint32_t kGoodReads = 1000;  // after which FAST is as good as one that never failed
 
@@ -43,25 +44,40 @@ struct CachedStore::Piece {
 Future<void> CachedStore::read(std::string_view key, uint64_t offset, Slice into,
                                ReadOptions options) {
   if (!options.snapshot.empty() || into.size == 0) return slow_->read(key, offset, into, options);
-  if (read_from_memory(key, offset, into)) return Status();
+  return read(key, {}, offset, into, options);
+}
+
+Future<void> CachedStore::read_tagged(std::string_view key, std::string_view tag, uint64_t offset,
+                                      Slice into) {
+  return read(key, tag, offset, into, {});
+}
+
+// tag: that the object must have; empty: any.
+Future<void> CachedStore::read(std::string_view key, std::string_view tag, uint64_t offset,
+                               Slice into, const ReadOptions& options) {
+  if (read_from_memory(key, tag, offset, into)) return Status();
   auto promise = std::make_shared<Promise<void>>();
   Future<void> future = promise->future();
-  readers_.run([this, promise, name = std::string(key), offset, into, options] {
-    promise->complete(read_now(name, offset, into, options));
-  });
+  readers_.run([this, promise, name = std::string(key), wanted = std::string(tag), offset, into,
+                options] { promise->complete(read_now(name, wanted, offset, into, options)); });
   return future;
 }
 
-Status CachedStore::read_now(const std::string& key, uint64_t offset, Slice into,
-                             const ReadOptions& options) {
+Status CachedStore::read_now(const std::string& key, const std::string& tag, uint64_t offset,
+                             Slice into, const ReadOptions& options) {
   for (int attempt = 0; attempt < 4; ++attempt) {
     const auto object = object_of(key);
     if (!object) return object.error();
+    if (!tag.empty() && object->tag != tag)
+      return make_error(Code::conflict,
+                        "'" + key + "' is another object than the one that was asked for", kWhere);
     if (offset > object->bytes || into.size > object->bytes - offset) break;  // SLOW has a sentence
     const auto same = read_content(*object, offset, into, options);
     if (!same) return same.error();
     if (*same) return {};
   }
+  if (!tag.empty())
+    return make_error(Code::conflict, "'" + key + "' is replaced again and again", kWhere);
   return slow_->read(key, offset, into, options).wait();  // written all the time: not kept
 }
 
@@ -84,7 +100,8 @@ std::vector<CachedStore::Piece> CachedStore::pieces_of(const ObjectInfo& object,
 }
 
 // All of it at once, on the caller's thread, if nobody needs to be asked.
-bool CachedStore::read_from_memory(std::string_view key, uint64_t offset, Slice into) {
+bool CachedStore::read_from_memory(std::string_view key, std::string_view tag, uint64_t offset,
+                                   Slice into) {
   ObjectInfo object;
   {
     const std::lock_guard lock(mutex_);
@@ -95,6 +112,7 @@ bool CachedStore::read_from_memory(std::string_view key, uint64_t offset, Slice 
     object = at->second.object;
   }
   if (offset > object.bytes || into.size > object.bytes - offset) return false;
+  if (!tag.empty() && object.tag != tag) return false;
   std::vector<Piece> pieces = pieces_of(object, offset, into);
   {
     const std::lock_guard lock(mutex_);

@@ -39,13 +39,16 @@ std::optional<ContentRange> parse_content_range(std::string_view text) {
 // One read. Its ranges' answers come on the thread of the Http, one after the other.
 class S3Store::Reading : public std::enable_shared_from_this<Reading> {
  public:
-  Reading(S3Store& store, std::string key, uint64_t offset, Slice into, const ReadOptions& options)
+  // tag: that the object must have; empty: any.
+  Reading(S3Store& store, std::string key, uint64_t offset, Slice into, const ReadOptions& options,
+          std::string_view tag)
       : store_(store),
         key_(std::move(key)),
         offset_(offset),
         into_(into),
         priority_(options.priority),
-        deadline_ns_(options.deadline_ns) {}
+        deadline_ns_(options.deadline_ns),
+        tag_(tag) {}
 
   Future<void> start() {
     Future<void> future = promise_.future();
@@ -151,11 +154,13 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
       total = length;
     }
     const std::string etag(answer.header("etag"));
-    if (etag.empty() && left_at_start() > 1)
+    if (etag.empty() && (left_at_start() > 1 || !tag_.empty()))
       return make_error(Code::unsupported,
                         "the server names no ETag of " + what +
                             ", so parts of it cannot be told from those of another object",
                         kWhere);
+    // How the server wants the tag in If-Match is not known here: its answer is compared instead.
+    if (!tag_.empty() && tag_of_etag(etag) != tag_) return replaced();
     std::lock_guard lock(mutex_);
     if (!known_) {
       known_ = true;
@@ -169,7 +174,8 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
   Error replaced() const {
     return make_error(Code::conflict,
                       "'" + key_ + "' in the " + store_.client_->where() +
-                          " was replaced while it was read; read it again",
+                          (tag_.empty() ? " was replaced while it was read; read it again"
+                                        : " is another object than the one that was asked for"),
                       kWhere);
   }
   Error too_short() const {
@@ -201,6 +207,7 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
   const Slice into_;
   const Priority priority_;
   const uint64_t deadline_ns_;
+  const std::string tag_;  // that the object must have; empty: any
   Promise<void> promise_;
   std::mutex mutex_;  // guards what follows
   size_t left_ = 0;
@@ -215,6 +222,17 @@ Future<void> S3Store::read(std::string_view key, uint64_t offset, Slice into, Re
     return make_error(
         Code::not_found,
         "there is no snapshot '" + std::string(options.snapshot) + "': a bucket has none", kWhere);
+  return read(key, offset, into, options, {});
+}
+
+Future<void> S3Store::read_tagged(std::string_view key, std::string_view tag, uint64_t offset,
+                                  Slice into) {
+  return read(key, offset, into, {}, tag);
+}
+
+// tag: that the object must have; empty: any.
+Future<void> S3Store::read(std::string_view key, uint64_t offset, Slice into,
+                           const ReadOptions& options, std::string_view tag) {
   if (const Status valid = check_key(location_, key); !valid) return valid.error();
   if (offset > UINT64_MAX - into.size)
     return make_error(
@@ -236,7 +254,7 @@ Future<void> S3Store::read(std::string_view key, uint64_t offset, Slice into, Re
     return future;
   }
   ++reading_;
-  return std::make_shared<Reading>(*this, std::string(key), offset, into, options)->start();
+  return std::make_shared<Reading>(*this, std::string(key), offset, into, options, tag)->start();
 }
 
 }  // namespace stoker::s3

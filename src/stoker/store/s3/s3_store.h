@@ -24,6 +24,7 @@
 #include "stoker/store/s3/store.h"
 #include "stoker/store/s3/uploads.h"
 #include "stoker/store/s3/xml.h"
+#include "stoker/store/tagged_reads.h"
 
 namespace stoker::s3 {
 
@@ -56,7 +57,7 @@ struct Staged : OneObject {
 };
 using StagedPtr = std::shared_ptr<Staged>;
 
-class S3Store final : public Store {
+class S3Store final : public Store, public TaggedReads {
  public:
   static Result<std::unique_ptr<Store>> open(const std::string& composition, const Runtime& runtime,
                                              const StoreOptions& options);
@@ -69,6 +70,8 @@ class S3Store final : public Store {
   Result<Level> list_level(std::string_view prefix, std::string_view snapshot) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override;
+  Future<void> read_tagged(std::string_view key, std::string_view tag, uint64_t offset,
+                           Slice into) override;
   Result<std::unique_ptr<Transaction>> begin() override;
   Result<Version> copy(std::string_view from, std::string_view to) override;
   Status remove(const std::vector<std::string>& keys) override;
@@ -89,6 +92,8 @@ class S3Store final : public Store {
 
  private:
   class Reading;
+  Future<void> read(std::string_view key, uint64_t offset, Slice into, const ReadOptions& options,
+                    std::string_view tag);
 
   S3Store(Location location, std::unique_ptr<Client> client, const Runtime& runtime,
           const StoreOptions& options);
