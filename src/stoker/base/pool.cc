@@ -27,10 +27,9 @@ Pool::~Pool() {
 }
 
 void Pool::run(std::function<void()> task) {
-  {
-    MutexLock lock(mutex_);
-    tasks_.push_back(std::move(task));
-  }
+  // Notified with the mutex: the task may be what lets the pool go, and then wakes nobody.
+  MutexLock lock(mutex_);
+  tasks_.push_back(std::move(task));
   wake_.notify_one();
 }
 
