@@ -48,7 +48,7 @@ class Way {
         loop->open({.path = path, .create = true, .reserve_bytes = options_.file_bytes});
     unlink(path.c_str());  // whatever happens from here on, nothing stays behind
     if (!file) return file.error().with("cannot probe '" + folder_ + "'");
-    const Status status = run(*loop, file->id, buffer.slice(), begin, end, probe);
+    Status status = run(*loop, file->id, buffer.slice(), begin, end, probe);
     if (name_ == "cufile") probe->bounced_bytes = made.counters->bounced_bytes.get();
     STOKER_TRY(loop->close(file->id));
     STOKER_TRY(loop->unadopt(*arena));
