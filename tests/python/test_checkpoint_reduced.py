@@ -3,6 +3,7 @@ with them, and no damage of them is believed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -32,6 +33,7 @@ from stoker.checkpoint.manifest import (
     parse_reduced,
 )
 from stoker.checkpoint.reading import Reader
+from stoker.checkpoint.workspace import Tier
 from stoker.ckpt.cli import main
 
 PACK, SMALL = "state-00000.pack", "state-00000.pack.reduced"
@@ -343,3 +345,64 @@ def test_random_damage_behind_right_hashes_is_an_error_of_its_own(copy):
             except errors.Corruption:
                 found += 1
         assert found >= 95  # the rest falls into padding
+
+
+def test_names_that_older_stokers_took_keep_their_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("stoker.checkpoint.state.check_name", lambda name, taken: None)
+    text = b"the same again" * 1000
+    for i, taken in enumerate(("notes.reduced", REDUCED_TABLE)):
+        near, far = tmp_path / f"near{i}", tmp_path / f"far{i}"
+        with checkpoints(near) as ckpt:
+            ckpt.save(1, files={"notes": text, taken: b"mine"}).wait()
+        assert main(["cp", str(near), str(far), "--reduce", "all"]) == 0
+        assert main(["verify", str(far)]) == 0
+        assert (folder_in(far) / "notes").read_bytes() == text
+        assert (folder_in(far) / taken).read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("how", ["off", "on"])
+def test_a_failed_copy_keeps_no_memory_while_its_error_lives(tmp_path, monkeypatch, how):
+    really = Tier.write_chunks
+
+    def write_chunks(self, key, size, chunks, ring):
+        def full():
+            with contextlib.closing(chunks):
+                for at, length, fill in chunks:
+                    yield at, length, fill if at == 0 else fails
+
+        def fails(address):
+            raise errors.IoError("the store is full")
+
+        mine = full() if PACK in key and "far" in self.composition else chunks
+        really(self, key, size, mine, ring)
+
+    monkeypatch.setattr(Tier, "write_chunks", write_chunks)
+    state = {"a": torch.zeros(20 << 20, dtype=torch.uint8)}
+    far = [f"{tmp_path}/far{i}" for i in range(2)]
+    with checkpoints(tmp_path / "run", also=far, reduce=how, staging="16MiB") as ckpt:
+        free, kept = len(ckpt._ring._free), []
+        for step in (1, 2):
+            kept.append(ckpt.save(step, extra={"state": state}))
+            with pytest.raises(errors.IoError, match="the store is full"):
+                ckpt.wait()
+            assert len(ckpt._ring._free) == free
+        monkeypatch.undo()
+    assert len(list((tmp_path / "run").glob(f"step-*/{MANIFEST}"))) == 2
+
+
+def test_another_checkpoint_of_the_same_name_mends_nothing(copy, tmp_path):
+    """Its manifest and tables are in order, but it has fewer chunks."""
+    with checkpoints(tmp_path / "near", also=[f"{tmp_path}/far"], reduce="on") as ckpt:
+        state = {"a": torch.zeros(CHUNK + 4096, dtype=torch.uint8)}
+        ckpt.save(1, extra={"state": state}).wait(f"{tmp_path}/far")
+    near, far = folder_in(tmp_path / "near"), folder_in(tmp_path / "far")
+    forged = Manifest.parse((folder_in(copy / "far") / MANIFEST).read_bytes(), "here")
+    forged.attempt, forged.id = (name := Name.of(near.name)).attempt, name.id
+    shutil.rmtree(far)
+    shutil.copytree(folder_in(copy / "far"), far)
+    (far / MANIFEST).write_bytes(forged.dump())
+    flip(near / PACK, CHUNK + 5)
+    with checkpoints(tmp_path / "near", also=[f"{tmp_path}/far"]) as ckpt:
+        with pytest.warns(UserWarning, match="is damaged"):
+            with pytest.raises(errors.Corruption, match="none of the checkpoints"):
+                ckpt.restore()

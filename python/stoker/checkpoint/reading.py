@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +100,9 @@ class Reader:
         if found != size:
             raise Corruption(f"{self.where}: {name} has {found} bytes, the manifest says {size}")
 
-    def stream(self, file: File, wanted: Any = None) -> Iterator[tuple[int, Buffer, int]]:
+    def stream(
+        self, file: File, wanted: Any = None
+    ) -> Generator[tuple[int, Buffer, int], None, None]:
         """(offset, memory, bytes) of the chunks of a file in order, each verified. The memory is
         the caller's until it asks for the next. `wanted`: which chunks, by number; None: all."""
         ahead, entries = deque(), self._entries[file.name]
@@ -182,7 +184,8 @@ class Reader:
         """Whether another tier has the chunk. Its manifest and tables may be damaged: then a file
         that lies there as it is still has it."""
         entry = self._entries[file.name][i]
-        if (twin := self._twin(other)) is not None and file.name in twin._reduced:
+        twin = self._twin(other)
+        if twin is not None and file in twin.manifest.files and file.name in twin._reduced:
             theirs = self._ring.take()
             try:
                 twin._begin(file, i, theirs).wait()

@@ -5,15 +5,16 @@ docs/formats/checkpoint.md has the format, src/stoker/codec/reduction.h the code
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from typing import Any
 
 from stoker import _core
-from stoker.checkpoint.manifest import CHUNK, REDUCED, File, Name, Stored
+from stoker.checkpoint.manifest import CHUNK, REDUCED, REDUCED_TABLE, File, Name, Stored
 from stoker.checkpoint.workspace import Buffer, Fill, Ring, Tier
 from stoker.errors import InvalidArgument, StokerError
 
@@ -38,8 +39,9 @@ class Reduction:
 
     def wants(self, reader: Any, tier: Tier, file: File, ring: Ring) -> bool:
         """Whether a file of the checkpoint goes to the tier reduced."""
-        if self.how == "off" or file.bytes == 0:
-            return False
+        names = {each.name for each in reader.manifest.files}
+        if self.how == "off" or file.bytes == 0 or {file.name + REDUCED, REDUCED_TABLE} & names:
+            return False  # older Stokers let files be called so
         if not file.name.endswith(".pack"):
             return self.how == "all"
         if self.how != "auto":
@@ -98,12 +100,13 @@ class Reduction:
         key = f"{name}/{file.name}{REDUCED}"
         made: list[Stored] = []
 
-        def chunks() -> Iterator[tuple[int, int, Fill]]:
+        def chunks() -> Generator[tuple[int, int, Fill], None, None]:
             at = 0
-            for (n, width), (_, theirs, size) in zip(sizes, reader.stream(file), strict=True):
-                yield at, n, partial(_fill, theirs, size, at, n, width, made)
-                progress(size)
-                at += n
+            with contextlib.closing(reader.stream(file)) as read:
+                for (n, width), (_, theirs, size) in zip(sizes, read, strict=True):
+                    yield at, n, partial(_fill, theirs, size, at, n, width, made)
+                    progress(size)
+                    at += n
 
         total = sum(n for n, _ in sizes)
         to.write_chunks(key, total, chunks(), ring)

@@ -7,7 +7,7 @@ import ctypes
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,7 @@ class Tier:
         nothing is needed of the sources any more."""
         hashes: list[bytes] = []
 
-        def chunks() -> Iterator[tuple[int, int, Fill]]:
+        def chunks() -> Generator[tuple[int, int, Fill], None, None]:
             for i, within in enumerate(whole.chunks()):
                 size = min(CHUNK, whole.bytes - i * CHUNK)
 
@@ -142,21 +142,23 @@ class Tier:
         return hashes
 
     def write_stream(
-        self, name: Name, file: File, chunks: Iterator, ring: Ring, progress: Callable[[int], Any]
+        self, name: Name, file: File, chunks: Generator, ring: Ring, progress: Callable[[int], Any]
     ) -> None:
         """Writes a file of chunks as Reader.stream() gives them; durable when it returns."""
 
-        def each() -> Iterator[tuple[int, int, Fill]]:
-            for at, theirs, size in chunks:
-                yield at, size, lambda address: ctypes.memmove(address, theirs.address, size)
-                progress(size)
+        def each() -> Generator[tuple[int, int, Fill], None, None]:
+            with contextlib.closing(chunks):
+                for at, theirs, size in chunks:
+                    yield at, size, lambda address: ctypes.memmove(address, theirs.address, size)
+                    progress(size)
 
         self.write_chunks(f"{name}/{file.name}", file.bytes, each(), ring)
 
     def write_chunks(
-        self, key: str, size: int, chunks: Iterator[tuple[int, int, Fill]], ring: Ring
+        self, key: str, size: int, chunks: Generator[tuple[int, int, Fill], None, None], ring: Ring
     ) -> None:
-        """Writes an object of chunks: (offset, bytes, what fills memory with them)."""
+        """Writes an object of chunks: (offset, bytes, what fills memory with them). They are closed
+        where it fails: an error that somebody keeps would keep their buffers too."""
         txn = self.store.begin()
         try:
             txn.resize(key, size)
@@ -172,6 +174,7 @@ class Tier:
             ring.drain()
             txn.commit("durable").wait()
         except BaseException:
+            chunks.close()
             with contextlib.suppress(StokerError):
                 ring.drain()
             txn.abandon()
