@@ -84,7 +84,7 @@ def copy_checkpoint(
     try:
         before = None if anew else Before(to)
         reduced: dict[str, list[Stored]] = {}
-        wrote, seconds = 0, 0.0
+        plain, seconds = 0, 0.0
         for file in reader.manifest.files:
             wanted = reduction.wants(reader, to, file, ring)
             given = name, file.name, file.bytes, reader.hashes(file)
@@ -93,17 +93,16 @@ def copy_checkpoint(
                     reduced[file.name] = taken.stored
                 progress(file.bytes)
                 continue
-            stored, size = None, file.bytes
+            stored = None
             if wanted and (sizes := reduction.sizes(reader, file, ring)):
-                begin = time.monotonic()
                 stored = reduction.write(to, name, reader, file, sizes, ring, progress)
                 reduced[file.name] = stored
-                size = sum(each.bytes for each in stored)
             else:
                 begin = time.monotonic()
                 to.write_stream(name, file, reader.stream(file), ring, progress)
-            wrote, seconds = wrote + size, seconds + time.monotonic() - begin
-        reduction.took(to, wrote, seconds)
+                plain, seconds = plain + file.bytes, seconds + time.monotonic() - begin
+            reduction.wrote(name, to, file, stored)
+        reduction.took(to, plain, seconds)
         to.put(name, TABLE, reader.small(TABLE))
         made, text = reader.manifest, reader.small(MANIFEST)
         if made.reduced or reduced:

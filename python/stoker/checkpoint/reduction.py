@@ -22,11 +22,12 @@ log = logging.getLogger("stoker")
 HOW = ("auto", "on", "off", "all")
 _SAMPLED = 8  # chunks, to measure the codec
 _GAIN = 1.02  # times smaller; what gives less is written as it is
+_OLD = 10  # copies without a plain file: the next one measures the store anew
 
 
 class Reduction:
     """Whether files get smaller on their way to a store. "auto" decides by rates that it measures:
-    the codec's once, the store's with each copy."""
+    the codec's once, the store's with each copy that has plain files."""
 
     def __init__(self, how: str) -> None:
         if how not in HOW:
@@ -34,7 +35,8 @@ class Reduction:
         self.how = how
         self.codec: float | None = None  # bytes a second that are read and reduced
         self.ratio = 1.0  # of the state
-        self.stores: dict[str, float] = {}  # bytes a second that they took, by composition
+        self.stores: dict[str, float] = {}  # bytes a second that they took plain, by composition
+        self.since: dict[str, int] = {}  # copies since then
         self.saved_bytes = 0  # that were not written
 
     def wants(self, reader: Any, tier: Tier, file: File, ring: Ring) -> bool:
@@ -47,25 +49,29 @@ class Reduction:
         if self.how != "auto":
             return True
         rate = self.stores.get(tier.composition)
-        if rate is None or file.bytes < CHUNK:
+        if rate is None or self.since[tier.composition] >= _OLD or file.bytes < CHUNK:
             return False
         if self.codec is None:
             self._measure(reader, file, ring)
         # Files are read and reduced twice, as their size must be known before they are written. The
         # second time goes on beside the writing.
-        wanted = rate < self.codec * (1 - 1 / self.ratio)
+        return rate < self.codec * (1 - 1 / self.ratio)
+
+    def wrote(self, name: Name, tier: Tier, file: File, stored: list[Stored] | None) -> None:
+        """Tells how the file went, and why, where rates decided."""
+        if self.codec is None or self.how != "auto" or not file.name.endswith(".pack"):
+            return
         log.info(
-            "%s of %s goes to %s %s: the store takes %s/s; the codec takes %s/s, and makes it %.2f"
+            "%s of %s went to %s %s: the store takes %s/s; the codec takes %s/s, and makes it %.2f"
             " times smaller",
             file.name,
-            reader.manifest.name,
+            name,
             tier.composition,
-            "reduced" if wanted else "as it is",
-            _core.human_bytes(int(rate)),
+            "as it is" if stored is None else "reduced",
+            _core.human_bytes(int(self.stores[tier.composition])),
             _core.human_bytes(int(self.codec)),
             self.ratio,
         )
-        return wanted
 
     def _measure(self, reader: Any, file: File, ring: Ring) -> None:
         step = max(1, file.chunks // _SAMPLED)
@@ -77,9 +83,12 @@ class Reduction:
         self.ratio = total / max(stored, 1)
 
     def took(self, tier: Tier, size: int, seconds: float) -> None:
-        """The tier took so many bytes. A few tell nothing."""
+        """In a copy the tier took so many bytes of plain files. A few tell nothing."""
+        where = tier.composition
+        self.since[where] = self.since.get(where, 0) + 1
         if size >= CHUNK:
-            self.stores[tier.composition] = size / max(seconds, 1e-9)
+            self.stores[where] = size / max(seconds, 1e-9)
+            self.since[where] = 0
 
     def sizes(self, reader: Any, file: File, ring: Ring) -> list[tuple[int, int]] | None:
         """What each chunk takes, and the width of its elements; None if it is not worth it."""
