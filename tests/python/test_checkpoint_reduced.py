@@ -135,6 +135,9 @@ def test_the_command_works_with_them(copy, saved, capsys, tmp_path):
     for name in (PACK, TABLE, MANIFEST, "model.safetensors"):
         there = (folder_in(plain) / name).read_bytes()
         assert there == (folder_in(copy / "run") / name).read_bytes()
+    run("cp", plain, far)  # is there, as it is
+    assert main(["cp", str(plain), far, "--reduce", "off"]) != 0
+    assert "is there already, with --reduce on" in capsys.readouterr().err
     run("cp", plain, tmp_path / "all", "--reduce", "all")
     assert (folder_in(tmp_path / "all") / "model.safetensors.reduced").exists()
     assert loads(tmp_path / "all", saved[1]) == []

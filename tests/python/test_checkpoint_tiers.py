@@ -56,6 +56,23 @@ def broken(monkeypatch):
     monkeypatch.setattr(whole, "copy_checkpoint", copy)
 
 
+def test_a_copy_that_comes_second_leaves_the_first_one(tmp_path, monkeypatch):
+    model = nn.Linear(4, 4)
+    with checkpoints(tmp_path / "run") as ckpt:
+        ckpt.save(1, model=model).wait()
+    really, meanwhile = Tier.put_manifest, [True]
+
+    def put_manifest(tier, *given):
+        if meanwhile and meanwhile.pop():  # another program copies the same one, and is faster
+            assert cli.main(["cp", str(tmp_path / "run"), str(tmp_path / "far")]) == 0
+        really(tier, *given)
+
+    monkeypatch.setattr(Tier, "put_manifest", put_manifest)
+    assert cli.main(["cp", str(tmp_path / "run"), str(tmp_path / "far")]) != 0
+    assert steps_in(tmp_path / "far") == [1]
+    assert cli.main(["verify", str(tmp_path / "far"), "--all"]) == 0
+
+
 def test_a_store_that_fails_takes_no_copy_from_the_others(tmp_path, broken, caplog):
     model = nn.Linear(4, 4)
     ckpt = checkpoints(tmp_path / "run", also=[f"{tmp_path}/broken", f"{tmp_path}/sound"])

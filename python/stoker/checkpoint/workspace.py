@@ -216,11 +216,13 @@ class Tier:
                 f"another writer has removed {self.where(name)}; let one write at a time"
             )
 
-    def remove(self, name: Name) -> None:
+    def remove(self, name: Name, finished: bool = True) -> None:
         """The manifest goes first: a folder half removed is no checkpoint. Where there is none, one
         that says so takes its place until the end, so that a slow writer cannot commit what is
-        half removed."""
+        half removed. `finished`: a checkpoint goes too, not only what never became one."""
         files = self.folders().get(name, [])
+        if MANIFEST in files and not finished and name in self.names():
+            return
         if MANIFEST not in files and self.store.features()["conditional"]:
             try:
                 self.put(name, MANIFEST, GIVEN_UP, new=True)
@@ -235,9 +237,10 @@ class Tier:
             self._remove(name, MANIFEST)
 
     def remove_quietly(self, name: Name) -> None:
-        """What is left of an attempt that came to nothing; garbage where that fails."""
+        """What is left of an attempt that came to nothing; garbage where that fails. Where another
+        writer has made it a checkpoint meanwhile, it stays."""
         try:
-            self.remove(name)
+            self.remove(name, finished=False)
         except StokerError as error:
             log.info("%s is left behind: %s", self.where(name), error)
 

@@ -336,6 +336,11 @@ def _cp(args: argparse.Namespace, stores: _Stores) -> int:
     source, to = stores.tier(args.store), stores.tier(args.to, write=True)
     name = stores.name(source, args.step)
     there = name in to.names()
+    if there and args.reduce and args.reduce != (is_there := _how(to.manifest(name))):
+        raise InvalidArgument(
+            f"{to.where(name)} is there already, with --reduce {is_there}; to copy it anew, remove"
+            f" it first: stoker ckpt rm {args.to} --step {name.step}"
+        )
     with _bar(source.manifest(name).bytes, "copy") as bar:
         if there:
             Reader(to, name, stores.ring, []).verify(bar.update)
