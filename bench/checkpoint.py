@@ -254,7 +254,7 @@ def one(system: str, state_bytes: int, folder: Path) -> dict[str, float]:
     if system.startswith("dcp async"):
         import torch.distributed as dist
 
-        group = f"file://{folder}/group"
+        group = (folder / "group").absolute().as_uri()
         dist.init_process_group("gloo", init_method=group, rank=0, world_size=1)
     saved = folder / "saved"
     saved.mkdir()
