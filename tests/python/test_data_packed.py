@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import tarfile
 
 import numpy as np
 import pytest
@@ -15,22 +13,21 @@ from stoker import _core
 from stoker.data import Indexed, Loader, Mds, Tar
 from stoker.dataset.cli import main
 from stoker.errors import Corruption, InvalidArgument, OverBudget
+from test_data_index import tar
 
 SHARDS, SAMPLES = 6, 20
 
 
 def tar_of(shard: int) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for number in range(SAMPLES):
-            for extension, data in (
-                ("txt", f"sample {shard * SAMPLES + number}".encode()),
-                ("bin", bytes([shard]) * (100 + number)),
-            ):
-                member = tarfile.TarInfo(f"{shard}-{number:03}.{extension}")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-    return out.getvalue()
+    return tar(
+        {
+            f"{shard}-{number:03}": {
+                "txt": f"sample {shard * SAMPLES + number}".encode(),
+                "bin": bytes([shard]) * (100 + number),
+            }
+            for number in range(SAMPLES)
+        }
+    )
 
 
 @pytest.fixture
