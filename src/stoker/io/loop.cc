@@ -66,6 +66,7 @@ class Loop::Impl {
   Status submit(std::span<Op* const> ops);
   Status adopt(const Arena& arena);
   Status unadopt(const Arena& arena);
+  Status forget(const Arena& arena) REQUIRES(arenas_mutex_);
   Status follow(Impl& follower);
   void unfollow(Impl& follower);
   Loop* leader() const { return options_.follows; }
@@ -359,13 +360,24 @@ void Loop::Impl::dispatch() {
 Status Loop::Impl::adopt(const Arena& arena) {
   MutexLock lock(arenas_mutex_);
   STOKER_TRY(engine_->adopt(arena));
-  if (std::find(arenas_.begin(), arenas_.end(), &arena) == arenas_.end()) arenas_.push_back(&arena);
-  for (Impl* follower : followers_) STOKER_TRY(follower->adopt(arena));
+  const bool known = std::find(arenas_.begin(), arenas_.end(), &arena) != arenas_.end();
+  if (!known) arenas_.push_back(&arena);
+  for (Impl* follower : followers_) {
+    Status adopted = follower->adopt(arena);
+    if (adopted) continue;
+    // The caller may end it now: nobody may know it any more.
+    if (!known) static_cast<void>(forget(arena));
+    return adopted;
+  }
   return {};
 }
 
 Status Loop::Impl::unadopt(const Arena& arena) {
   MutexLock lock(arenas_mutex_);
+  return forget(arena);
+}
+
+Status Loop::Impl::forget(const Arena& arena) {
   for (Impl* follower : followers_) STOKER_TRY(follower->unadopt(arena));
   std::erase(arenas_, &arena);
   return engine_->unadopt(arena);

@@ -380,5 +380,42 @@ TEST(LoopOnDisk, MovesAlignedAndUnalignedMemory) {
   }
 }
 
+class FullEngine final : public HeldEngine {
+ public:
+  FullEngine(std::shared_ptr<Disks> disks, const bool& full, size_t& adopted)
+      : HeldEngine(4, std::move(disks)), full_(full), adopted_(adopted) {}
+  Status adopt(const Arena&) override {
+    if (full_) return make_error(Code::out_of_space, "no room for another arena", "test");
+    ++adopted_;
+    return {};
+  }
+
+ private:
+  const bool& full_;
+  size_t& adopted_;
+};
+
+// Who hears that may end the arena: nobody may hand it on.
+TEST_F(LoopTest, AnArenaThatAFollowerCannotAdoptIsForgotten) {
+  bool full = true;
+  size_t adopted = 0;
+  const auto leader = std::move(*Loop::make(std::make_unique<HeldEngine>(4, disks_), {}));
+  LoopOptions options;
+  options.follows = leader.get();
+  const auto make = [&] {
+    return std::move(*Loop::make(std::make_unique<FullEngine>(disks_, full, adopted), options));
+  };
+  const auto follower = make();
+  Budget budget(2 * kMiB);
+  const auto arena = std::move(*Arena::make(kMiB, budget));
+  EXPECT_FALSE(leader->adopt(*arena));
+  full = false;
+  const auto later = make();
+  EXPECT_EQ(adopted, 0U);
+  ASSERT_TRUE(leader->adopt(*arena));
+  EXPECT_EQ(adopted, 2U);
+  ASSERT_TRUE(leader->unadopt(*arena));
+}
+
 }  // namespace
 }  // namespace stoker

@@ -19,7 +19,7 @@
 
 namespace stoker {
 
-class HeldEngine final : public Engine {
+class HeldEngine : public Engine {
  public:
   static constexpr size_t kDiskBytes = 16 * kMiB;
 
