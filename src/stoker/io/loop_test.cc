@@ -382,8 +382,8 @@ TEST(LoopOnDisk, MovesAlignedAndUnalignedMemory) {
 
 class FullEngine final : public HeldEngine {
  public:
-  FullEngine(std::shared_ptr<Disks> disks, const bool& full, size_t& adopted)
-      : HeldEngine(4, std::move(disks)), full_(full), adopted_(adopted) {}
+  FullEngine(const bool& full, size_t& adopted)
+      : HeldEngine(4, std::make_shared<Disks>()), full_(full), adopted_(adopted) {}
   Status adopt(const Arena&) override {
     if (full_) return make_error(Code::out_of_space, "no room for another arena", "test");
     ++adopted_;
@@ -403,7 +403,7 @@ TEST_F(LoopTest, AnArenaThatAFollowerCannotAdoptIsForgotten) {
   LoopOptions options;
   options.follows = leader.get();
   const auto make = [&] {
-    return std::move(*Loop::make(std::make_unique<FullEngine>(disks_, full, adopted), options));
+    return std::move(*Loop::make(std::make_unique<FullEngine>(full, adopted), options));
   };
   const auto follower = make();
   Budget budget(2 * kMiB);
