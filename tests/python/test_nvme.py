@@ -27,24 +27,51 @@ def passed(output: str) -> list[int]:
     return [int(count) for count in re.findall(r"\[  PASSED  \]\D*?(\d+) tests?", output)]
 
 
+# In a guest: `hold TARGET` starts a store that commits on, `let_go` kills its process, `refused
+# COMMAND` wants it to fail.
+HOLD = """
+        hold() {
+          STOKER_TARGET=$1 STOKER_COMMITS=1000000 stoker_guest_store_test \\
+            --gtest_filter=*PowerIsCut > /held 2>&1 &
+          holder=$!
+          until grep -q committed /held; do
+            kill -0 $holder || { cat /held; exit 1; }
+            sleep 0.1
+          done
+        }
+        let_go() { kill -9 $holder; wait $holder; }
+        refused() { if "$@" 2>&1; then exit 1; fi; }"""
+HOLDER = r"process \d+ \(stoker_guest_st\)"  # the kernel knows 15 letters of a name
+
+
 def test_the_suite_of_engines_passes_over_namespaces(tmp_path: Path) -> None:
     guest = Guest(
         tmp_path,
-        [ENGINE, STORE],
+        [ENGINE, STORE, STOKER],
         drive(tmp_path, "d", 104) + drive(tmp_path, "e", 160, block_bytes=4096, slot=0x11),
     )
-    ran = guest.run("""
+    part = "nvme:/dev/ng1n1@4096+150MiB"
+    ran = guest.run(f"""{HOLD}
         export GTEST_BRIEF=1 GTEST_COLOR=no
         stoker_guest_engine_test || exit
         STOKER_TARGET=nvme:/dev/ng1n1 stoker_guest_engine_test || exit
-        STOKER_TARGET=nvme:/dev/ng1n1@4096+150MiB stoker_guest_store_test""")
+        STOKER_TARGET={part} stoker_guest_store_test || exit
+        hold {part}
+        refused stoker ls local:{part}
+        refused stoker create --overwrite --capacity 8MiB local:nvme:/dev/ng1n1@100MiB+50MiB
+        refused stoker nvme bind {SECOND_DRIVE}
+        let_go
+        stoker ls local:{part}""")
     assert ran.status == 0, ran.output
     assert passed(ran.output) == [23, 23, 1], ran.output
+    in_use = rf"is in use by {HOLDER}; wait until it ends, or use another store"
+    assert len(re.findall(in_use, ran.output)) == 2, ran.output
+    assert re.search(rf"{HOLDER} uses /dev/ng1n1; end that first", ran.output), ran.output
 
 
 def test_the_suite_of_engines_passes_over_our_own_driver(tmp_path: Path) -> None:
     guest = Guest(tmp_path, [ENGINE, STORE, STOKER], drive(tmp_path, "d", 104))
-    ran = guest.run(f"""
+    ran = guest.run(f"""{HOLD}
         export GTEST_BRIEF=1 GTEST_COLOR=no STOKER_TARGET=nvme:{FIRST_DRIVE}
         stoker nvme list
         stoker_guest_engine_test --gtest_filter=*SaysWhatItIs* && exit 1
@@ -55,6 +82,12 @@ def test_the_suite_of_engines_passes_over_our_own_driver(tmp_path: Path) -> None
         for round in first second; do
           STOKER_COMMITS=5 stoker_guest_store_test --gtest_filter=*PowerIsCut || exit
         done
+        hold nvme:{FIRST_DRIVE}
+        refused stoker ls local:nvme:{FIRST_DRIVE}
+        refused stoker probe nvme:{FIRST_DRIVE}
+        refused stoker nvme unbind {FIRST_DRIVE}
+        let_go
+        stoker ls local:nvme:{FIRST_DRIVE} || exit
         stoker nvme unbind {FIRST_DRIVE}
         stoker nvme list""")
     assert ran.status == 0, ran.output
@@ -64,6 +97,9 @@ def test_the_suite_of_engines_passes_over_our_own_driver(tmp_path: Path) -> None
     assert f"{FIRST_DRIVE}  nvme  QEMU NVMe Ctrl  nvme:/dev/ng0n1" in ran.output
     assert ran.output.count(f"{FIRST_DRIVE}  nvme") == 2, "it was given back to the kernel"
     assert f"{FIRST_DRIVE}  vfio-pci  nvme:{FIRST_DRIVE}" in ran.output
+    driven = rf"{HOLDER} drives it or another of its IOMMU group; end that first, or use another"
+    assert len(re.findall(driven, ran.output)) == 2, ran.output
+    assert re.search(rf"{HOLDER} uses /dev/vfio/\d+; end that first", ran.output), ran.output
 
 
 def test_bad_sectors_and_slow_drives_are_told_and_borne(tmp_path: Path) -> None:

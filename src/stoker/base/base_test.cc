@@ -1,8 +1,14 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <isa-l/crc.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -14,7 +20,9 @@
 #include "stoker/base/bytes.h"
 #include "stoker/base/clock.h"
 #include "stoker/base/crc32c.h"
+#include "stoker/base/fd.h"
 #include "stoker/base/future.h"
+#include "stoker/base/holders.h"
 #include "stoker/base/log.h"
 #include "stoker/base/pool.h"
 #include "stoker/base/result.h"
@@ -241,6 +249,67 @@ TEST(Trace, TakesSpansOfManyThreadsWhileItIsStopped) {
   go = false;
   for (auto& thread : threads) thread.join();
   EXPECT_TRUE(trace.stop().first.empty());
+}
+
+namespace {
+
+// Opens the file and locks it, in another process, until told to end.
+class OtherProcess {
+ public:
+  explicit OtherProcess(const std::string& path) {
+    EXPECT_EQ(pipe(ready_.data()), 0);
+    EXPECT_EQ(pipe(end_.data()), 0);
+    pid_ = fork();
+    char byte = 0;
+    if (pid_ != 0) {
+      ::close(end_[0]);
+      EXPECT_EQ(read(ready_[0], &byte, 1), 1);
+      return;
+    }
+    ::close(end_[1]);
+    const int fd = ::open(path.c_str(), O_RDWR);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && write(ready_[1], &byte, 1) == 1)
+      byte += static_cast<char>(read(end_[0], &byte, 1));
+    _exit(byte);
+  }
+  ~OtherProcess() {
+    ::close(end_[1]);
+    waitpid(pid_, nullptr, 0);
+    for (const int fd : ready_) ::close(fd);
+  }
+  std::string name() const { return "process " + std::to_string(pid_); }
+
+ private:
+  std::array<int, 2> ready_{}, end_{};
+  pid_t pid_ = -1;
+};
+
+}  // namespace
+
+TEST(Holders, TheProcessThatHoldsALockIsNamed) {
+  const Fd file(memfd_create("stoker-holders", MFD_CLOEXEC));
+  ASSERT_TRUE(file);
+  EXPECT_EQ(lock_holder(file.get()), "");
+  {
+    const OtherProcess other("/proc/self/fd/" + std::to_string(file.get()));
+    EXPECT_EQ(lock_holder(file.get()).find(other.name() + " ("), 0U) << lock_holder(file.get());
+  }
+  ASSERT_EQ(flock(file.get(), LOCK_EX | LOCK_NB), 0);
+  EXPECT_EQ(lock_holder(file.get()), "this process");
+}
+
+TEST(Holders, AnotherProcessThatHasAFileOpenIsNamed) {
+  const std::string path = testing::TempDir() + "holders-" + std::to_string(getpid());
+  const Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  ASSERT_TRUE(file);
+  EXPECT_EQ(opener_of(path), "") << "we have it open ourselves: nobody is in the way";
+  EXPECT_EQ(opener_of(path + "-none"), "");
+  {
+    const OtherProcess other(path);
+    EXPECT_EQ(opener_of(path).find(other.name() + " ("), 0U) << opener_of(path);
+  }
+  EXPECT_EQ(opener_of(path), "");
+  unlink(path.c_str());
 }
 
 }  // namespace stoker

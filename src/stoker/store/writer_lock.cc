@@ -11,6 +11,7 @@
 #include <mutex>
 #include <set>
 
+#include "stoker/base/holders.h"
 #include "stoker/base/log.h"
 
 namespace stoker {
@@ -58,7 +59,9 @@ class Held {
 std::string read_holder(int fd) {
   char text[kHolderBytes] = {};
   const ssize_t got = pread(fd, text, sizeof text - 1, static_cast<off_t>(kHolderAt));
-  return got > 0 && text[0] != '\0' ? std::string(text) : std::string("another process");
+  if (got > 0 && text[0] != '\0') return text;
+  const std::string holder = lock_holder(fd);  // a device has no place for a name
+  return holder.empty() ? "another process" : holder;
 }
 
 // Who is in the way of a lock that was refused; readers leave no name. Empty: nobody any more, and

@@ -37,7 +37,7 @@ class FakeNvme {
   bool looks = false;              // at them by itself, by look(): nobody need knock
 
   // What it saw.
-  uint32_t resets = 0, farewells = 0, doorbells = 0, commands = 0, aborted = 0;
+  uint32_t resets = 0, farewells = 0, doorbells = 0, commands = 0, aborted = 0, register_writes = 0;
   size_t held() const { return held_.size(); }  // commands without an answer
   uint64_t mapped_bytes = 0;                    // by the bus, now
   std::byte* disk() { return disk_.data(); }
@@ -135,6 +135,7 @@ class FakeNvme {
 
   void write(size_t at, uint64_t value) {
     std::lock_guard lock(mutex_);
+    ++register_writes;
     if (removed) return;
     if (at == 0x14) return configure(static_cast<uint32_t>(value));
     if (at == 0x24) admin_.size = admin_.answers_size = static_cast<uint32_t>(value & 0xFFF) + 1;

@@ -13,6 +13,7 @@
 #include <fstream>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/holders.h"
 
 namespace stoker::nvme {
 namespace {
@@ -107,6 +108,16 @@ Status check_unused(const std::string& device, const std::string& path) {
                     kWhere);
 }
 
+// Whoever has the file open would lose the drive, or keep the kernel from taking it.
+Status check_unopened(const std::string& file, const std::string& address) {
+  const std::string holder = opener_of(file);
+  if (holder.empty()) return {};
+  return make_error(Code::busy,
+                    "the drive " + address + " does not change its driver: " + holder + " uses " +
+                        file + "; end that first",
+                    kWhere);
+}
+
 // What the kernel takes as one command: it joins no more than so many pages.
 uint64_t kernel_bytes(const std::string& device) {
   const fs::path queue = fs::path("/sys/block") / block_name(device) / "queue";
@@ -178,13 +189,23 @@ Status bind_drive(const std::string& address, const std::string& sys) {
                           " has no IOMMU group; turn the IOMMU on (in the firmware, and with "
                           "intel_iommu=on for the kernel)",
                       kWhere);
-  for (const std::string& device : drive.devices) STOKER_TRY(check_unused(device, address));
+  for (const std::string& device : drive.devices) {
+    STOKER_TRY(check_unused(device, address));
+    STOKER_TRY(check_unopened(device, address));
+  }
   return give_to(drive, "vfio-pci", sys);
 }
 
 Status unbind_drive(const std::string& address, const std::string& sys) {
   STOKER_ASSIGN(const Drive drive, find_drive(address, sys));
-  return drive.driver == "vfio-pci" ? give_to(drive, "", sys) : Status{};
+  if (drive.driver != "vfio-pci") return {};
+  std::error_code error;
+  const std::string group =
+      fs::read_symlink(fs::path(sys) / "bus/pci/devices" / address / "iommu_group", error)
+          .filename();
+  // The kernel would wait for the process, and this one could not be ended meanwhile.
+  if (!group.empty()) STOKER_TRY(check_unopened("/dev/vfio/" + group, address));
+  return give_to(drive, "", sys);
 }
 
 Status fill_in(FileTable::File& file, const OpenFile& request, const Target& target,

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/holders.h"
 
 namespace stoker::nvme {
 namespace {
@@ -27,6 +28,11 @@ constexpr uint64_t kLarge = 2 * kMiB;
 
 Error device_error(int error, const std::string& address, const std::string& what) {
   return errno_error(error, "cannot drive the device " + address + ": " + what, kWhere);
+}
+
+std::string in_use_by(const std::string& holder) {
+  return (holder.empty() ? "another process" : holder) +
+         " drives it or another of its IOMMU group; end that first, or use another drive";
 }
 
 }  // namespace
@@ -91,11 +97,14 @@ Result<std::unique_ptr<Device>> VfioBus::open(const std::string& address) {
 Result<int> VfioBus::group(const std::string& number, const std::string& what) {
   std::lock_guard lock(mutex_);
   if (const auto known = groups_.find(number); known != groups_.end()) return known->second;
-  const int group = ::open(("/dev/vfio/" + number).c_str(), O_RDWR | O_CLOEXEC);
-  if (group < 0)
-    return device_error(errno, what,
-                        errno == EBUSY ? "another process drives it"
-                                       : "its group /dev/vfio/" + number + " does not open");
+  const std::string file = "/dev/vfio/" + number;
+  const int group = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
+  if (group < 0) {
+    const int error = errno;
+    return device_error(
+        error, what,
+        error == EBUSY ? in_use_by(opener_of(file)) : "its group " + file + " does not open");
+  }
   if (const Status taken = take_group(group, what); !taken) {
     ::close(group);
     return taken.error();

@@ -368,7 +368,8 @@ void VfioEngine::watch(Drive& drive, uint64_t now_ns) {
   }
   const uint64_t oldest = drive.driver->oldest_ns();
   const uint64_t age = now_ns > oldest ? now_ns - oldest : 0;
-  if (age < options_.command_ns) return;
+  // With answers that nobody took yet it is we who were slow.
+  if (age < options_.command_ns || drive.driver->done()) return;
   const uint64_t asked = drive.driver->oldest_abort_ns();
   const std::string silent = "it has not answered for " + std::to_string(age / 1'000'000) + " ms";
   if (asked < now_ns && now_ns - asked >= options_.command_ns) return reset(drive, silent);

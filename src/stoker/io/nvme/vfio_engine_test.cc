@@ -72,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(OwnDriver, EngineConformance,
 
 class OwnDriver : public ::testing::Test {
  protected:
-  static constexpr uint64_t kSoon = 50'000'000;
+  static constexpr uint64_t kSoon = 50'000'000, kNever = 3'600'000'000'000;
 
   void open(uint64_t command_ns = kSoon, uint32_t depth = 8) {
     nvme::VfioOptions options = options_of(drive_);
@@ -102,9 +102,9 @@ class OwnDriver : public ::testing::Test {
     }
     ASSERT_EQ(engine_->submit(all), count);
   }
-  // False: they did not all end within five seconds.
+  // False: one hangs. No time is short enough to fail on a busy machine.
   bool finish(uint64_t wait_ns = 1'000'000'000) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     for (size_t done = 0; done < ops_.size();) {
       done += engine_->poll(wait_ns);
       if (std::chrono::steady_clock::now() > end) return false;
@@ -198,15 +198,13 @@ TEST_F(OwnDriver, AControllerThatStaysSilentIsGivenUpAndReachesNoMemory) {
   submit(Op::Kind::write, 1);
   ASSERT_TRUE(finish());
   expect_failed(ETIMEDOUT, "the drive was given up");
-  const auto begin = std::chrono::steady_clock::now();
+  const uint32_t written = drive_.register_writes;
   TearDown();
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1))
-      << "nothing is left to say goodbye to";
-  engine_.reset();
+  EXPECT_EQ(drive_.register_writes, written) << "nothing is left to say goodbye to";
 }
 
 TEST_F(OwnDriver, ADriveThatIsRemovedIsNoticedLongBeforeTheTimeIsOver) {
-  open(60'000'000'000);
+  open(kNever);
   drive_.silent_for_ever = true;
   submit(Op::Kind::read, 4);
   drive_.removed = true;
@@ -215,7 +213,7 @@ TEST_F(OwnDriver, ADriveThatIsRemovedIsNoticedLongBeforeTheTimeIsOver) {
 }
 
 TEST_F(OwnDriver, AFatalStatusIsMetWithAReset) {
-  open(60'000'000'000);
+  open(kNever);
   drive_.silent = 4;
   submit(Op::Kind::write, 4);
   drive_.fatal = true;
@@ -225,7 +223,7 @@ TEST_F(OwnDriver, AFatalStatusIsMetWithAReset) {
 }
 
 TEST_F(OwnDriver, AnAnswerToNothingIsMetWithAReset) {
-  open(60'000'000'000);
+  open(kNever);
   drive_.answers_strangers = true;
   submit(Op::Kind::write, 4);
   ASSERT_TRUE(finish());
