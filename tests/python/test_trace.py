@@ -92,8 +92,8 @@ def test_only_one_step_is_traced_and_nothing_stays_behind(training, tmp_path):
     session = opt._session
     assert (
         session.tracing is None
-        and session.ledger.waiting.spans is None
-        and session.pager.recorder.on_use is None
+        and session.ledger.waiting._spans is None
+        and session.pager.recorder._on_use is None
     )
     assert session.runtime.core.stop_trace() == ([], 0)
 

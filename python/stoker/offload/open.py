@@ -269,10 +269,10 @@ def offload(
             session.stored.load_full_state(had_state)
         forget(own)
         if agreement is not None:
-            session.access = install_shards(model, session)
+            session.until_closed(install_shards(model, session))
             agreement.ready()
         else:
-            session.access = install_state_dict(model, session)
+            session.until_closed(install_state_dict(model, session))
     except BaseException as error:
         if agreement is not None:
             agreement.withdraw(error)

@@ -15,8 +15,9 @@ are spilled to the disk (spilling.py).
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Protocol
 
 import torch
 
@@ -48,11 +49,11 @@ class Gradients:
     ) -> None:
         """`accumulate`: declared number of backwards a step."""
         self.on_final = on_final
-        self.lock, self.waiting, self.event = context.lock, context.waiting, context.event
+        self._gate, self.waiting, self.event = context.gate, context.waiting, context.event
         self.trimmer = context.trimmer
         self._session = planes.session
         self.accumulate = accumulate
-        self.more_follows = False  # inside `with opt.accumulating()`
+        self._more_follows = False  # inside accumulating()
         # whoever drives the loop says whether the backward under way is the step's last
         self.sync: Callable[[], bool] | None = None
         self._learned_calls = 1
@@ -70,6 +71,10 @@ class Gradients:
             for unit in block.updated_units:
                 self._watch(unit)
                 self._reserve(unit, planes.arena)
+
+    @property
+    def lock(self) -> Any:
+        return self._gate.lock
 
     def _watch(self, unit: Unit) -> None:
         for param in unit.params:
@@ -108,6 +113,15 @@ class Gradients:
         self._fired.clear()
         self._waiting = {}
 
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Backwards inside are not the last before step()."""
+        before, self._more_follows = self._more_follows, True
+        try:
+            yield
+        finally:
+            self._more_follows = before
+
     def cleared(self) -> None:
         """zero_grad(): calls whose backward has run are of no step any more; one whose backward is
         still to come is."""
@@ -126,9 +140,9 @@ class Gradients:
 
     @property
     def last_call(self) -> bool:
-        if self.sync is not None and not self.more_follows:
+        if self.sync is not None and not self._more_follows:
             return self.sync()
-        return not self.more_follows and self._calls >= (self.accumulate or self._learned_calls)
+        return not self._more_follows and self._calls >= (self.accumulate or self._learned_calls)
 
     def _accumulated(self, param: Param) -> None:
         self._adopt(param)

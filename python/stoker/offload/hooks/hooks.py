@@ -28,6 +28,7 @@ from stoker.offload.hooks.around import Around
 from stoker.offload.model.blocks import Block, Param, repeated_layers
 from stoker.offload.model.compiled import CUT, compiled, in_place, refuse_cuda_graphs_of_callers
 from stoker.offload.model.transforms import refuse, transforming, unwrapped
+from stoker.offload.observe.context import Gate
 from stoker.offload.paging.pager import Pager
 from stoker.offload.paging.saved import Kept
 from stoker.offload.paging.shown import harmless
@@ -75,7 +76,7 @@ class Hooks:
         pager: Pager,
         on_call: Callable[[tuple], None],
         on_outside: Callable[[Param], None],
-        lock,
+        gate: Gate,
         activations: Activations | None = None,
     ) -> None:
         self.model = model
@@ -86,7 +87,7 @@ class Hooks:
         self.on_call = on_call  # a root call begins
         # a parameter is used outside of its modules, and its block is pinned now
         self.on_outside = on_outside
-        self.lock = lock
+        self._gate = gate
         self._watched: set[tuple] = set()  # kinds of calls that were watched from beginning to end
         self._names = {module: name for name, module in model.named_modules()}
         self._stack: list[_Entry] = []
@@ -117,6 +118,10 @@ class Hooks:
             for module in block.modules:
                 if module not in inside:
                     self._hook(module, block)
+
+    @property
+    def lock(self) -> Any:
+        return self._gate.lock
 
     def _hook(self, module: nn.Module, block: Block | None) -> None:
         if module in self._graphs and in_place(module):

@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 class Recomputed:
     """Stands in for a layer's forward (or for what module.compile() made of it)."""
 
-    hooks: Hooks  # set once there are any: they go around this
-
-    def __init__(self, module: nn.Module, block: Block, waiting: Waits, on: bool) -> None:
+    def __init__(
+        self, module: nn.Module, block: Block, waiting: Waits, on: bool, hooks: Callable[[], Hooks]
+    ) -> None:
+        """`hooks`: the model's, which go around this and so are made after it."""
         self.block, self.on = block, on
+        self._hooks = hooks
         self.seconds = float("inf")  # the shortest forward, without what it waited for
         self.input_bytes = 0
         self._module, self._waiting = module, waiting
@@ -64,7 +66,7 @@ class Recomputed:
     def __call__(self, *args: Any, **named: Any) -> Any:
         if (
             not torch.is_grad_enabled()
-            or not self.hooks.saves_here()
+            or not self._hooks().saves_here()
             or torch._C._current_graph_task_id() != -1
         ):
             return self._forward(*args, **named)  # nothing is saved, or somebody else sees to it
@@ -103,13 +105,13 @@ class Recomputed:
         if again:
             trim()
         with before.installed() if again else before.noted():
-            self.hooks.enter(self._module, self.block)
+            self._hooks().enter(self._module, self.block)
             out = None
             try:
                 out = self._forward(*args, **named)
                 return out
             finally:
-                self.hooks.exit(self._module, out)
+                self._hooks().exit(self._module, out)
 
 
 class Buffers:
@@ -191,11 +193,13 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def layers_of(model: nn.Module, blocks: list[Block], waiting: Waits, on: bool) -> list[Recomputed]:
+def layers_of(
+    model: nn.Module, blocks: list[Block], waiting: Waits, on: bool, hooks: Callable[[], Hooks]
+) -> list[Recomputed]:
     """Every repeated layer that is a block."""
     homes = {module: block for block in blocks for module in block.modules}
     return [
-        Recomputed(layer, homes[layer], waiting, on)
+        Recomputed(layer, homes[layer], waiting, on, hooks)
         for layer in repeated_layers(model)
         if layer in homes
     ]

@@ -19,7 +19,7 @@ class Waits:
         # seconds the kernels have computed so far, over all cores: not waiting, but computing
         self.arithmetic = arithmetic
         # (cause, begin, end) while somebody traces
-        self.spans: list[tuple[str, float, float]] | None = None
+        self._spans: list[tuple[str, float, float]] | None = None
         self._inside = False
 
     @contextlib.contextmanager
@@ -39,8 +39,17 @@ class Waits:
             ended = time.perf_counter()
             self._inside = False
             self.seconds[cause] += max(0.0, ended - started - (self.arithmetic() - computed))
-            if self.spans is not None:
-                self.spans.append((cause, started, ended))
+            if self._spans is not None:
+                self._spans.append((cause, started, ended))
+
+    def trace(self) -> None:
+        """Keeps (cause, begin, end) of each wait from now on."""
+        self._spans = []
+
+    def traced(self) -> list[tuple[str, float, float]]:
+        """What trace() kept, which ends."""
+        spans, self._spans = self._spans or [], None
+        return spans
 
 
 class Ledger:

@@ -85,7 +85,7 @@ class Recorder:
         self.orders: dict[tuple, Order] = {}
         self.departures = 0  # calls that left their recorded order
         self.key: tuple | None = None  # the kind of the call under way
-        self.on_use: Callable[[int], None] | None = None  # told of each use while a step is traced
+        self._on_use: Callable[[int], None] | None = None
         self._actual: list[int] = []
         self._order = Order()
         self._departed = False
@@ -95,6 +95,10 @@ class Recorder:
     @property
     def order(self) -> Order:
         return self._order
+
+    def tell(self, on_use: Callable[[int], None] | None) -> None:
+        """Somebody who traces a step is told of each use, until None is given."""
+        self._on_use = on_use
 
     def begin(self, key: tuple) -> None:
         """A root call starts: what was seen since the last one becomes (or corrects) the order of
@@ -120,8 +124,8 @@ class Recorder:
         if self._actual and self._actual[-1] == block:
             return
         self._actual.append(block)
-        if self.on_use is not None:
-            self.on_use(block)
+        if self._on_use is not None:
+            self._on_use(block)
         uses = self._order.uses
         if self.position < len(uses) and uses[self.position] == block:
             self.position += 1

@@ -336,6 +336,11 @@ class Pager:
             scalars.copy_(as_made)
         return found
 
+    def call_begins(self, key: tuple) -> None:
+        """A root call of this kind begins."""
+        self.recorder.begin(key)
+        self.current = None
+
     def discard(self, block: Block) -> None:
         """Forgets the copy in memory: the next use reads the store."""
         self.evict(block)

@@ -595,6 +595,10 @@ class _RehearsedSteps(Steps):
     """Steps over units without parameters: each has a gradient, and nothing changes it between
     backward and step()."""
 
+    def __init__(self, sequence: list[Unit], *parts: Any) -> None:
+        super().__init__(*parts)
+        self.sequence = sequence  # as if a step had gone before
+
     def _segments(self, unit: Unit, later: bool = False) -> list[Segment]:
         return [Segment(SimpleNamespace(index=0, offset=0, numel=unit.elements), _NOTHING, _UNUSED)]
 
@@ -666,8 +670,8 @@ class Rehearsal:
             policy,
             lambda units: None,
         )
-        self.steps = _RehearsedSteps(*making, Finiteness(), context)
-        self.steps.sequence = [shadows[unit] for unit in course.finals]
+        finals = [shadows[unit] for unit in course.finals]
+        self.steps = _RehearsedSteps(finals, *making, Finiteness(), context)
         self.pager.recorder.orders[_CALL] = Order.of(course.uses)
         for block in self.blocks:
             if block.pinned:
@@ -681,8 +685,7 @@ class Rehearsal:
         if steps.decided is not None:
             steps.close(dict)
         steps.poll()
-        pager.recorder.begin(_CALL)
-        pager.current = None
+        pager.call_begins(_CALL)
         steps.call_begins()
         pager.prefetch()
         for what, whom, seconds in self._events:

@@ -74,7 +74,6 @@ def install_shards(model: nn.Module, session: Session) -> list:
     shards."""
     for param in session.params:
         param.tensor._stoker_session = session
-    session.loading = Loading(session)
     check = Hook(lambda module, state, prefix, metadata, *_others: _check_assign(metadata))
     return [module.register_load_state_dict_pre_hook(check) for module in model.modules()]
 
@@ -149,7 +148,6 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
     owners = _owners(model, session)
     handles = [module.register_state_dict_pre_hook(Hook(begin)) for module in owners]
     handles += [module.register_state_dict_post_hook(fill) for module in owners]
-    session.loading = Loading(session)
     for module in model.modules():
         handles.append(module.register_load_state_dict_pre_hook(Hook(session.loading.enter)))
         handles.append(module.register_load_state_dict_post_hook(Hook(session.loading.leave)))

@@ -49,7 +49,7 @@ def create(
         del slot
     if (told := room_of(store)) is not None:
         session.ledger.event("volumes", step=0, **told)
-    session.record.run = session.agreement.run if session.agreement else secrets.token_hex(8)
+    session.record.belongs_to(session.agreement.run if session.agreement else secrets.token_hex(8))
     put(txn, META_MODEL, dump(session.record.model()))
     for key, data in session.record.objects().items():
         put(txn, key, data)
@@ -62,7 +62,7 @@ def create(
 
 def adopt(session: Session) -> None:
     """The store already holds this model's weights, those of a run that is resumed."""
-    session.record.run = load(session.planes.store.read_bytes(META_MODEL)).get("run")
+    session.record.belongs_to(load(session.planes.store.read_bytes(META_MODEL)).get("run"))
     _leave_memory(session)
     if session.pager.resident:
         session.refresh(set(session.blocks))
@@ -72,7 +72,7 @@ def _leave_memory(session: Session) -> None:
     """From here on the weights are in the store only. Shards stay."""
     if session.pager.resident:
         return
-    session.left = True
+    session.leaves_memory()
     places = {
         param: Place.of(param.tensor) for param in session.params if away_of(param.tensor) is None
     }
@@ -90,7 +90,7 @@ def resume(session: Session) -> None:
     attached objects on attach()."""
     state = load(session.planes.store.read_bytes(META_STATE))
     session.record.resume(state, session.runtime)
-    session.record.committed = state["step"]
+    session.record.returns_to(state["step"])
     here = environment(session.pager.device)
     changed = [
         f"{key} {state['environment'].get(key)} -> {here[key]}"

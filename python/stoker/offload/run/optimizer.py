@@ -162,12 +162,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
         """Backwards inside are not the last before step(): nothing is updated early."""
-        gradients = self._session.gradients
-        before, gradients.more_follows = gradients.more_follows, True
-        try:
+        with self._session.gradients.accumulating():
             yield
-        finally:
-            gradients.more_follows = before
 
     def attach(self, **objects: Any) -> None:
         """Objects with state_dict()/load_state_dict() that belong to a step (scheduler=...,

@@ -32,7 +32,7 @@ from stoker.offload.hooks.recompute import Auto, Recomputed, layers_of
 from stoker.offload.model.algorithm import Algorithm
 from stoker.offload.model.blocks import Block, Param, Unit
 from stoker.offload.model.compiled import plain
-from stoker.offload.observe.context import Context
+from stoker.offload.observe.context import Context, Gate
 from stoker.offload.observe.ledger import Ledger
 from stoker.offload.paging.device_pager import DevicePager
 from stoker.offload.paging.pager import Pager
@@ -41,6 +41,7 @@ from stoker.offload.paging.shown import Place, Shown
 from stoker.offload.ranks.ranks import sharded_modules
 from stoker.offload.ranks.shared_steps import SharedSteps
 from stoker.offload.run import lifetime
+from stoker.offload.run.access import Loading
 from stoker.offload.run.choices import Choices
 from stoker.offload.run.clip import clip
 from stoker.offload.run.left import refuse_state_dict
@@ -71,18 +72,17 @@ class Session:
         link, agreement, self.how = how.link, how.agreement, how
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
         self.runtime, self.agreement = runtime, agreement
-        self.lock = threading.RLock()
+        self._gate = Gate()
         self.ledger = Ledger(self._arithmetic_seconds)
-        context = Context(self.lock, self.ledger.waiting, self.ledger.event)
-        self.left = False  # the weights are in the store and not in the model
+        context = Context(self._gate, self.ledger.waiting, self.ledger.event)
+        self._left = False  # the weights are in the store and not in the model
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
         self._reads: list[threading.Event] = []  # of the store, beside training; set at their end
         self.trained_by: int | None = None  # the thread that called the model last
         self.tracing: StepTrace | None = None
-        self.access: list = []  # handles of access.py's hooks
-        # access.py's Loading: a load_state_dict() of the model that may be under way
-        self.loading: Any = None
+        self._access: list = []  # handles of access.py's hooks
+        self.loading = Loading(self)
         self.hooks: Hooks | None = None  # once the model trains out of the store
         self.layers: list[Recomputed] = []  # those that may be computed again
         self._auto: Auto | None = None
@@ -157,6 +157,10 @@ class Session:
         return (SpillingGradients if self.planes.layout.spilled else Gradients)(*making)
 
     @property
+    def lock(self) -> Any:
+        return self._gate.lock
+
+    @property
     def step_count(self) -> int:
         return self.record.step
 
@@ -171,7 +175,11 @@ class Session:
                 self.pager.fetch(block)
         if self.how.activations in ("recompute", "auto"):
             self.layers = layers_of(
-                self.model, self.blocks, self.ledger.waiting, on=self.activations is None
+                self.model,
+                self.blocks,
+                self.ledger.waiting,
+                self.activations is None,
+                lambda: self.hooks,
             )
             if self.activations is not None:
                 self._auto = Auto(self.layers, self.activations, self.ledger.event)
@@ -179,11 +187,14 @@ class Session:
             Calls(self.model, self._call_begins)
             if self.pager.resident
             else Hooks(
-                self.model, self.pager, self._call_begins, self._pinned, self.lock, self.activations
+                self.model,
+                self.pager,
+                self._call_begins,
+                self._pinned,
+                self._gate,
+                self.activations,
             )
         )
-        for layer in self.layers:
-            layer.hooks = self.hooks
         self.volumes = Shares(self.planes.store)
         self.ledger.start(self.counters())
         self.ledger.leave(self.counters)  # until the first call that trains
@@ -207,8 +218,7 @@ class Session:
         if recorder.departures != self._departures:
             self._departures = recorder.departures
             self.ledger.event("order", step=self.step_count, call=recorder.key)
-        recorder.begin(key)
-        self.pager.current = None
+        self.pager.call_begins(key)
         self._check_unchanged(grad=key[2])
         if key[2] and key[1] and self._auto is not None:
             self._auto.call(self.ledger.last)
@@ -286,7 +296,7 @@ class Session:
             except BaseException:
                 steps.lose()
                 raise
-            steps.edited |= units
+            steps.edit(units)
             writing.forget_state()
         for param, value in values.items():
             self.pager.rewrite(param, value)
@@ -335,11 +345,12 @@ class Session:
             sources = self.record.now()  # user code, which may raise: nothing is decided yet
             try:
                 changed = self.steps.decide()
-                for param in self.params:
-                    if (param.unit in changed or not param.numel) and param.tensor.grad is not None:
-                        self.record.updates[param] = self.record.updates.get(param, 0) + 1
-                self.record.step += 1
-                self.record.at_step = sources
+                updated = [
+                    param
+                    for param in self.params
+                    if (param.unit in changed or not param.numel) and param.tensor.grad is not None
+                ]
+                self.record.decided(updated, sources)
             except BaseException:
                 # Ctrl-C between deciding and counting: the step would be committed under the number
                 # of the one before
@@ -376,7 +387,7 @@ class Session:
         """The last step could not be committed: everything that belongs to a step is that of the
         step before."""
         self.ledger.event("lost", step=self.step_count)
-        self.record.step -= 1
+        self.record.lost()
         self._take_back(
             {unit.block for unit in units}, load(self.planes.store.read_bytes(META_STATE))
         )
@@ -387,7 +398,7 @@ class Session:
         for block in self.blocks:
             for unit in block.updated_units:
                 self.planes.session.invalidate(unit.session_id)
-        self.record.committed = state["step"]
+        self.record.returns_to(state["step"])
         self._take_back(set(self.blocks), state)
 
     def _take_back(self, blocks: set[Block], state: dict[str, Any]) -> None:
@@ -447,7 +458,7 @@ class Session:
         if self.agreement is not None:
             return self.agreement.step
         if self.steps.poll():
-            self.record.committed = self.step_count - (self.steps.decided is not None)
+            self.record.returns_to(self.step_count - (self.steps.decided is not None))
         return self.record.committed
 
     def flush(self) -> None:
@@ -479,9 +490,7 @@ class Session:
 
     def replace_locks(self, lock: Any) -> None:
         """Whoever enters from now on meets this lock."""
-        self.lock = self.steps.lock = self.gradients.lock = lock
-        if self.hooks is not None:
-            self.hooks.lock = lock
+        self._gate.replace(lock)
 
     def check_open(self) -> None:
         lifetime.check_process(self)
@@ -509,6 +518,14 @@ class Session:
                         self.pager.hide(param)
                 self.give_up()
 
+    def leaves_memory(self) -> None:
+        """From here on the weights are in the store only."""
+        self._left = True
+
+    def until_closed(self, handles: list) -> None:
+        """Hooks that go when this closes."""
+        self._access += handles
+
     def read_until(self, done: threading.Event) -> None:
         """Somebody reads the store beside training: close() waits for that."""
         self._reads = [*(each for each in self._reads if not each.is_set()), done]
@@ -528,7 +545,7 @@ class Session:
             self.hooks.remove()
         for layer in self.layers:
             layer.remove()
-        for handle in self.access:
+        for handle in self._access:
             handle.remove()
         self.shown.clear()
         for param in self.params:
@@ -546,7 +563,7 @@ class Session:
             self.planes.close()
             if self.agreement is not None:
                 self.agreement.ranks.leave("the optimizer was closed")
-            if self.left:
+            if self._left:
                 refuse_state_dict(self.model, self)
 
     # -- access to all of it -----------------------------------------------------------------------

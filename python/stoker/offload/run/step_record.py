@@ -95,6 +95,24 @@ class StepRecord:
         self.at_step: dict[str, Any] = {"rng": record.rng_state(), "attached": {}}
         self._format = FORMAT  # of the run in the store
 
+    def belongs_to(self, run: str | None) -> None:
+        self.run = run
+
+    def decided(self, updated: list[Param], at_step: dict[str, Any]) -> None:
+        """A step that updates these parameters; `at_step` is what now() gave before it."""
+        for param in updated:
+            self.updates[param] = self.updates.get(param, 0) + 1
+        self.step += 1
+        self.at_step = at_step
+
+    def lost(self) -> None:
+        """The step decided last could not be committed."""
+        self.step -= 1
+
+    def returns_to(self, step: int) -> None:
+        """A crash from now on returns to this step."""
+        self.committed = step
+
     def groups(self) -> list[dict]:
         return list({id(group): group for group in self._group_of.values()}.values())
 

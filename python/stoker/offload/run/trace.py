@@ -29,8 +29,8 @@ class StepTrace:
         self._session, self._path = session, path
         self._marks: list[tuple[str, int]] = []
         self._began = time.perf_counter_ns()
-        session.ledger.waiting.spans = []
-        session.pager.recorder.on_use = lambda block: self.mark(session.blocks[block].name)
+        session.ledger.waiting.trace()
+        session.pager.recorder.tell(lambda block: self.mark(session.blocks[block].name))
         session.runtime.core.start_trace()
 
     def mark(self, name: str) -> None:
@@ -42,11 +42,8 @@ class StepTrace:
         ended = time.perf_counter_ns()
         session = self._session
         spans, dropped = session.runtime.core.stop_trace()
-        waits, session.ledger.waiting.spans, session.pager.recorder.on_use = (
-            session.ledger.waiting.spans,
-            None,
-            None,
-        )
+        waits = session.ledger.waiting.traced()
+        session.pager.recorder.tell(None)
         events = [
             *_computing(self._marks, ended),
             *_waiting(waits),

@@ -161,6 +161,14 @@ class Late:
         for block in blocks:
             self._steps.pager.discard(block)
 
+    def commit_with(self, records: dict[str, bytes]) -> None:
+        """The step is closed, and these are its records."""
+        self.records = records
+
+    def committed(self) -> None:
+        """The step went to the disk with its records."""
+        self.records = None
+
     def clear(self) -> None:
         """Forgets what is owed: the step is lost, or everything ends."""
         self._owed, self._under_way, self.records = {}, {}, None

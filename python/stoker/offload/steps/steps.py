@@ -72,7 +72,7 @@ class Steps:
         self.policy, self.finiteness = policy, finiteness
         # a decided step could not be committed: these units are at the step before again
         self.lost = lost
-        self.lock, self.waiting = context.lock, context.waiting
+        self._gate, self.waiting = context.gate, context.waiting
         self.paused_for = 0  # steps that `auto` still does not speculate in
         # whether speculation was, in each step since the last pause
         self._in_vain: deque[bool] = deque(maxlen=PAUSE_STEPS)
@@ -97,7 +97,7 @@ class Steps:
         # of the decided step; their writes may be under way
         self._decided_updates: list[Update] = []
         # whose weights the loop itself changed as a part of the decided step
-        self.edited: set[Unit] = set()
+        self._edited: set[Unit] = set()
         self._running: deque[Update] = deque()  # not known to be computed; the oldest first
         self._holding: list[Update] = []  # with memory of new weights; the oldest first
         self._backward: int | None = None  # torch's number of the one whose end was asked for
@@ -122,6 +122,14 @@ class Steps:
         if self.policy != "auto":
             return self.policy
         return "speculate" if not self.paused_for else "lazy" if self.drops_gradients else "sync"
+
+    @property
+    def lock(self) -> Any:
+        return self._gate.lock
+
+    def edit(self, units: set[Unit]) -> None:
+        """The loop itself changes their weights, as a part of the decided step."""
+        self._edited |= units
 
     def skip(self) -> None:
         """The gradients are cleared. Where that is not behind step(), there is none for them."""
@@ -619,7 +627,7 @@ class Steps:
         try:
             stage(txn)
             if self.late:
-                self.late.records = made
+                self.late.commit_with(made)
                 return
             for key, data in made.items():
                 put(txn, key, data)
@@ -628,7 +636,8 @@ class Steps:
             del txn
             self.lose()
             raise
-        self.decided, self.closing, self.late.records = None, (txn, future), None
+        self.decided, self.closing = None, (txn, future)
+        self.late.committed()
 
     def poll(self) -> bool:
         """Whether the closed step is committed; then forward reads the store itself again."""
@@ -665,7 +674,7 @@ class Steps:
 
     def _let_go_of_decided(self) -> None:
         self._let_go(self._decided_updates)
-        self._decided_updates, self.edited = [], set()
+        self._decided_updates, self._edited = [], set()
 
     def _wait_written(self) -> None:
         self.wait_written({update.unit for update in self._decided_updates})
@@ -685,7 +694,7 @@ class Steps:
         """The last decided step cannot be committed: goes back to the one before, which is in the
         store whole."""
         under_way = self.late.updates  # their memory is read and written until abandon() returns
-        units = self.decided_units | self.late.units | self.edited
+        units = self.decided_units | self.late.units | self._edited
         self.late.clear()
         for txn in (self.decided, *(self.closing or ())[:1]):
             if txn is not None:

@@ -145,7 +145,7 @@ class OpenStore:
         )
         self.store = self._open(capacity_bytes, sharers)
 
-        self.session: _core.PlaneIo | None = None  # that Planes opened
+        self._plane_io: _core.PlaneIo | None = None
 
     def _open(self, capacity_bytes: int, sharers: int) -> _core.Store:
         shares: list[int] = []
@@ -203,10 +203,23 @@ class OpenStore:
             f'the smallest budget that works is dram="{smallest}MiB"'
         )
 
+    def plane_io(self, arena: _core.Arena, layout: Layout, algorithm: Algorithm) -> _core.PlaneIo:
+        """Opens what moves planes between the store and the arena; close() ends it."""
+        self._plane_io = _core.PlaneIo(
+            self.core,
+            self.store,
+            arena,
+            tile_elements=layout.tile_elements,
+            tiles=layout.tiles,
+            moments=algorithm.moments.name,
+            seed=algorithm.seed,
+        )
+        return self._plane_io
+
     def close(self) -> None:
         """Waits for what is in flight and gives back the store's lock, whoever still has planes of
         it."""
-        if self.session is not None:
-            self.session.close()
-            self.session = None  # it holds the store open
+        if self._plane_io is not None:
+            self._plane_io.close()
+            self._plane_io = None  # it holds the store open
         self.store.close()

@@ -32,15 +32,7 @@ class Planes:
         layout = self.layout
         self.arena = runtime.core.arena(arena_bytes - layout.passing)
         self._idle = self.arena.take(layout.idle) if layout.idle else None
-        self.session = runtime.session = _core.PlaneIo(
-            runtime.core,
-            self.store,
-            self.arena,
-            tile_elements=layout.tile_elements,
-            tiles=layout.tiles,
-            moments=algorithm.moments.name,
-            seed=algorithm.seed,
-        )
+        self.session = runtime.plane_io(self.arena, layout, algorithm)
         for block in blocks:
             for unit in block.updated_units:
                 dtype = "bf16" if unit.dtype == torch.bfloat16 else "f32"
