@@ -189,11 +189,11 @@ def test_a_load_reads_only_what_it_brings(offload):
         name: value for name, value in model.state_dict().items() if name == "layers.1.up.weight"
     }
     touched = []
-    weight = type(opt._session).current_weight
-    opt._session.current_weight = lambda param: (
-        touched.append(param.name) or weight(opt._session, param)
+    weight = type(opt._session.weights).current
+    opt._session.weights.current = lambda param: (
+        touched.append(param.name) or weight(opt._session.weights, param)
     )
     model.load_state_dict({name: value * 2 for name, value in part.items()}, strict=False)
-    del opt._session.current_weight
+    del opt._session.weights.current
     assert touched == ["layers.1.up.weight"]
     assert loss_of(model, batch(0)).item() != loss

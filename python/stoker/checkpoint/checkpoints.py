@@ -1000,7 +1000,7 @@ def _take_snapshot(run: Run) -> None:
     what = session.blocks, session.algorithm
     check_room_to_copy(session.runtime, *what, kept, session.buffers.bytes)
     session.name_step(run.snapshot)
-    session.read_until(run.read)
+    session.reads.until(run.read)
 
 
 def _drop(runs: list[Run]) -> None:

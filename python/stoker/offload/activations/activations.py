@@ -308,10 +308,11 @@ class Activations:
         )
 
     def _append(self, entry: Entry, host: torch.Tensor | None) -> None:
-        entry.before, self._last = self._last, entry
-        if entry.before is not None:
-            entry.place = entry.before.place + 1
-            entry.before.after = entry
+        before, self._last = self._last, entry
+        entry.before = before
+        if before is not None:
+            entry.place = before.place + 1
+            before.after = entry
         if host is not None:
             entry.host = host
             self._resident[entry] = None

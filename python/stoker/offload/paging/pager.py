@@ -336,7 +336,7 @@ class Pager:
             scalars.copy_(as_made)
         return found
 
-    def call_begins(self, key: tuple) -> None:
+    def root_call(self, key: tuple) -> None:
         """A root call of this kind begins."""
         self.recorder.begin(key)
         self.current = None

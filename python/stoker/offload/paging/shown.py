@@ -218,11 +218,18 @@ class Owner(Protocol):
     params: list[Param]
     by_tensor: dict[torch.Tensor, Param]
 
+    weights: Current
+    changes: Edits
+
     def check_open(self) -> None: ...
 
-    def current_weight(self, param: Param) -> torch.Tensor:
+
+class Current(Protocol):
+    def current(self, param: Param) -> torch.Tensor:
         """The weight as the newest step leaves it, in memory of its own."""
 
+
+class Edits(Protocol):
     def edit(self, values: dict[Param, torch.Tensor]) -> None:
         """The loop gave these weights."""
 
@@ -277,8 +284,8 @@ class Shown:
         pager, tensor = self._session.pager, param.tensor
         if param not in self._copies:
             if pager.astray(param):
-                self._session.dropped(param)
-            pager.point(param, self._session.current_weight(param).to(pager.device))
+                self._session.changes.dropped(param)
+            pager.point(param, self._session.weights.current(param).to(pager.device))
             self._copies[param] = Copy(tensor.untyped_storage()._cdata, tensor._version)
         become(tensor, None)
 
@@ -376,12 +383,12 @@ class Shown:
                     if not copy.changed and copy.digest not in (None, self.digest(tensor)):
                         self._note(param, copy, copy.hashed_early)
                     if copy.early:
-                        session.dropped(param)
+                        session.changes.dropped(param)
                     if copy.changed:
                         values[param] = tensor.detach()
                 self._refuse_shared([*copies, *self._copies], values)
                 if values:
-                    session.edit(values)
+                    session.changes.edit(values)
             finally:
                 values.clear()
                 for param in copies:
@@ -405,7 +412,7 @@ class Shown:
                 continue
             if self.digest(memory) != digest:
                 self._left += before[at + 1 :]
-                self._session.dropped(param)
+                self._session.changes.dropped(param)
             self._left.append(before[at])
 
     def _returns(self, param: Param) -> None:
@@ -420,7 +427,7 @@ class Shown:
                 continue
             if self.digest(memory) != digest:
                 del self._copies[param]
-                self._session.dropped(param)
+                self._session.changes.dropped(param)
 
     def gave(self, param: Param, tensor: torch.Tensor) -> None:
         """A state_dict() has this tensor, which in memory would be the weight itself."""
@@ -446,7 +453,7 @@ class Shown:
                 continue
             loaded = param in wrote
             if tensor is not None:
-                weight = self._session.current_weight(param)
+                weight = self._session.weights.current(param)
                 loaded = self.digest(tensor) == self.digest(weight)
             if not loaded:
                 wrong = wrong or param
@@ -502,7 +509,7 @@ class Shown:
             with torch._C.DisableTorchFunction():
                 if copy.changed or copy.digest not in (None, self.digest(param.tensor)):
                     del self._copies[param]
-                    self._session.dropped(param)
+                    self._session.changes.dropped(param)
 
     def exposed(self, block: Block) -> None:
         """The block's parameters show the pager's memory from here on."""

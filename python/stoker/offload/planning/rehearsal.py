@@ -685,7 +685,7 @@ class Rehearsal:
         if steps.decided is not None:
             steps.close(dict)
         steps.poll()
-        pager.call_begins(_CALL)
+        pager.root_call(_CALL)
         steps.call_begins()
         pager.prefetch()
         for what, whom, seconds in self._events:

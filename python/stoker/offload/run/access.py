@@ -53,12 +53,12 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
     ours = [param for param in named if param not in session.pager.held]
     try:
         for param in ours:
-            session.pager.hold(param, session.current_weight(param).to(session.pager.device))
+            session.pager.hold(param, session.weights.current(param).to(session.pager.device))
         yield
         if write:
             session.stored.write_weights({param: param.tensor.data for param in named})
     finally:
-        session.restore(ours)
+        session.weights.restore(ours)
 
 
 def _check_assign(metadata: dict) -> None:
@@ -92,7 +92,7 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
         param.tensor._stoker_session = session
         param.tensor.__deepcopy__ = Hook(
             lambda memo, param=param: nn.Parameter(
-                session.current_weight(param).to(session.pager.device), param.tensor.requires_grad
+                session.weights.current(param).to(session.pager.device), param.tensor.requires_grad
             )
         )
 
@@ -130,7 +130,7 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
             )
             for param, tensor in tensors.items():
                 if param not in shared:
-                    tensor.copy_(session.current_weight(param))
+                    tensor.copy_(session.weights.current(param))
                     session.shown.gave(param, tensor)
                 if param.unit.block.pinned:
                     given[param] = weakref.ref(tensor)
@@ -174,7 +174,7 @@ class Loading:
         """Forgets the call under way, if there is one: the store keeps the weights it had."""
         if self._call is not None:
             self._call = self._first = self._writing = None
-            self.session.restore([*self._paged])
+            self.session.weights.restore([*self._paged])
             self._paged.clear()
 
     def enter(
@@ -201,7 +201,7 @@ class Loading:
                 prefix + name in state
                 or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
             ):
-                session.pager.hold(param, session.current_weight(param).to(session.pager.device))
+                session.pager.hold(param, session.weights.current(param).to(session.pager.device))
                 self._paged.add(param)
 
     def leave(self, module: nn.Module, keys) -> None:
@@ -215,7 +215,7 @@ class Loading:
                 if session.by_tensor.get(param) in session.pager.held
             ]
             self._writing.stage({param: param.tensor.data for param in ours})
-            session.restore([param for param in ours if param in self._paged])
+            session.weights.restore([param for param in ours if param in self._paged])
             self._paged.difference_update(ours)
             if module is self._first:
                 self._writing.commit()

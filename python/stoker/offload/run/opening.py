@@ -65,7 +65,7 @@ def adopt(session: Session) -> None:
     session.record.belongs_to(load(session.planes.store.read_bytes(META_MODEL)).get("run"))
     _leave_memory(session)
     if session.pager.resident:
-        session.refresh(set(session.blocks))
+        session.weights.refresh(set(session.blocks))
 
 
 def _leave_memory(session: Session) -> None:

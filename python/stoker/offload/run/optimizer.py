@@ -10,6 +10,7 @@ import torch
 
 from stoker.errors import InvalidArgument, Mismatch, Unsupported
 from stoker.offload.run import report
+from stoker.offload.run.reference import refer, reference
 
 if TYPE_CHECKING:
     from stoker.offload.division.machine import Machine
@@ -112,10 +113,10 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             state = {
                 i: self._session.stored.full_state(param)
                 for i, param in enumerate(order)
-                if self._session.has_state(param)
+                if self._session.record.has_state(param)
             }
             return {"state": state, "param_groups": groups}
-        return {"state": state, "param_groups": groups, "stoker": self._session.reference()}
+        return {"state": state, "param_groups": groups, "stoker": reference(self._session)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Accepts references to this run (nothing moves, or it goes back to a snapshot), or a full
@@ -131,7 +132,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
                 f" parameters, the optimizer of {sizes(self.param_groups)}"
             )
         if "stoker" in state_dict:
-            self._session.refer(state_dict["stoker"])
+            refer(self._session, state_dict["stoker"])
         for group, loaded in zip(self.param_groups, state_dict["param_groups"]):
             group.update({key: value for key, value in loaded.items() if key != "params"})
         if "stoker" not in state_dict:

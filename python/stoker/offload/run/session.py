@@ -20,7 +20,7 @@ from typing import Any, Iterator
 import torch
 from torch import nn
 
-from stoker.errors import InvalidArgument, Mismatch, StokerError
+from stoker.errors import InvalidArgument, StokerError
 from stoker.offload.activations.activations import Activations
 from stoker.offload.gradients.device_gradients import DeviceGradients
 from stoker.offload.gradients.finiteness import Finiteness
@@ -37,18 +37,22 @@ from stoker.offload.observe.ledger import Ledger
 from stoker.offload.paging.device_pager import DevicePager
 from stoker.offload.paging.pager import Pager
 from stoker.offload.paging.shard_pager import ShardPager
-from stoker.offload.paging.shown import Place, Shown
+from stoker.offload.paging.shown import Shown
 from stoker.offload.ranks.ranks import sharded_modules
 from stoker.offload.ranks.shared_steps import SharedSteps
 from stoker.offload.run import lifetime
 from stoker.offload.run.access import Loading
+from stoker.offload.run.changes import Changes
 from stoker.offload.run.choices import Choices
 from stoker.offload.run.clip import clip
+from stoker.offload.run.counters import Counters
 from stoker.offload.run.left import refuse_state_dict
+from stoker.offload.run.reads import Reads
 from stoker.offload.run.snapshots import Snapshots
 from stoker.offload.run.step_record import StepRecord
 from stoker.offload.run.stored_state import StoredState, WeightWriting
 from stoker.offload.run.trace import StepTrace
+from stoker.offload.run.weights import Weights
 from stoker.offload.steps.steps import Steps
 from stoker.offload.storage.buffers import Buffers
 from stoker.offload.storage.open_store import OpenStore
@@ -78,7 +82,6 @@ class Session:
         self._left = False  # the weights are in the store and not in the model
         self._departures = 0  # from the recorded order, that the ledger knows of
         self._closed = False
-        self._reads: list[threading.Event] = []  # of the store, beside training; set at their end
         self.trained_by: int | None = None  # the thread that called the model last
         self.tracing: StepTrace | None = None
         self._access: list = []  # handles of access.py's hooks
@@ -97,7 +100,7 @@ class Session:
             algorithm,
             link,
             context,
-            self._stays,
+            lambda tensor: _stays(model, tensor),
         )
         self.planes = Planes(runtime, blocks, algorithm, spills=link is None)
         self.buffers = Buffers(self._buffers, lambda spans: self.planes.session.hash_many(spans))
@@ -131,8 +134,20 @@ class Session:
             if agreement is None
             else SharedSteps(*making, agreement=agreement, become=self.become)
         )
+        self.weights = Weights(self.pager, self.shown, self.steps, self.stored)
+        self.changes = Changes(
+            self.params,
+            self.pager,
+            self.shown,
+            self.steps,
+            lambda txn=None: WeightWriting(self, txn),
+            self._flush,
+        )
         self.snapshots = Snapshots(self, how.snapshots)
-        self._requires_grad = {p: p.tensor.requires_grad for p in self.params}
+        self.reads = Reads(self.planes.store)
+        self.counters = Counters(
+            self.planes, self.gradients, self.steps, self.activations, self.ledger.waiting
+        )
         lifetime.watch(self)
 
     def _pager(self, context: Context) -> Pager:
@@ -218,8 +233,8 @@ class Session:
         if recorder.departures != self._departures:
             self._departures = recorder.departures
             self.ledger.event("order", step=self.step_count, call=recorder.key)
-        self.pager.call_begins(key)
-        self._check_unchanged(grad=key[2])
+        self.pager.root_call(key)
+        self.changes.check(grad=key[2])
         if key[2] and key[1] and self._auto is not None:
             self._auto.call(self.ledger.last)
         if key[2] and self.activations is not None:
@@ -241,81 +256,10 @@ class Session:
         with self.ledger.apart(lambda: None if self._closed else self.counters()):
             yield
 
-    def _stays(self, tensor: torch.Tensor) -> bool:
-        """Whether the model holds this tensor's storage anyhow."""
-        key = tensor.untyped_storage()._cdata
-        return tensor.grad_fn is None and any(
-            buffer.untyped_storage()._cdata == key for buffer in self.model.buffers()
-        )
-
     def _pinned(self, param: Param) -> None:
         self.ledger.event(
             "pinned", step=self.step_count, block=param.unit.block.name, parameter=param.name
         )
-
-    def _check_in_place(self) -> None:
-        if (param := self.pager.changed()) is not None:
-            self._refuse_change(param)
-
-    def _refuse_change(self, param: Param) -> None:
-        self.steps.abandon()  # what was speculated may have consumed the change
-        advice = (
-            "make it before stoker.offload()"
-            if self.pager.resident
-            else (
-                "make it between opt.step() and the next forward, or inside `with"
-                " stoker.gather(parameter, write=True):`"
-            )
-        )
-        raise InvalidArgument(
-            f"{param.name} was changed in place, which the store did not see, so the change was"
-            f" dropped; {advice}"
-        )
-
-    def dropped(self, param: Param) -> None:
-        """The parameter was changed where the change reaches no weight: InvalidArgument."""
-        self.pager.drop_change(param)
-        self._refuse_change(param)
-
-    def edit(self, values: dict[Param, torch.Tensor]) -> None:
-        """The loop gave these weights: a part of the decided step, if its record is still to be
-        made; else a commit of their own."""
-        steps = self.steps
-        if steps.decided is None or steps.late.records is not None:
-            steps.abandon()  # what was speculated consumed the old weights
-            self._flush()
-            writing = WeightWriting(self)
-            writing.stage(values)
-            writing.commit()
-        else:
-            units = {param.unit for param in values}
-            try:
-                steps.wait_written(units)
-                writing = WeightWriting(self, steps.decided)
-                writing.stage(values)
-            except BaseException:
-                steps.lose()
-                raise
-            steps.edit(units)
-            writing.forget_state()
-        for param, value in values.items():
-            self.pager.rewrite(param, value)
-
-    def _check_unchanged(self, grad: bool) -> None:
-        self._check_in_place()
-        self.shown.check_given()
-        for param, was in self._requires_grad.items():
-            if param.tensor.dtype != param.unit.dtype:
-                raise InvalidArgument(
-                    f"{param.name} was converted to {param.tensor.dtype} after stoker.offload(),"
-                    " which changes nothing in the store; convert the model first, then offload it"
-                )
-            # without gradients nobody asks: adapters are switched off and on that way
-            if grad and param.tensor.requires_grad != was:
-                raise InvalidArgument(
-                    f"requires_grad of {param.name} changed from {was} to {not was} after"
-                    " stoker.offload(); freeze or unfreeze parameters before offloading"
-                )
 
     def step(self) -> None:
         with self.lock:
@@ -328,7 +272,7 @@ class Session:
                     " first"
                 )
             self.shown.settle()
-            self._check_in_place()
+            self.changes.check_in_place()
             self.shown.check_given()
             if names := self.record.unattached():
                 warnings.warn(
@@ -404,7 +348,7 @@ class Session:
     def _take_back(self, blocks: set[Block], state: dict[str, Any]) -> None:
         if self.pager.resident:
             self.pager.forget_gathered()
-        self.refresh(blocks)
+        self.weights.refresh(blocks)
         self.record.take_back(state, self.planes.store)
 
     def trace(self, path: str | os.PathLike) -> None:
@@ -465,7 +409,7 @@ class Session:
         with self.lock:
             self.check_open()
             self.shown.settle()
-            self._check_in_place()
+            self.changes.check_in_place()
             self._flush()
 
     def _flush(self) -> None:
@@ -479,7 +423,7 @@ class Session:
         with self.lock:
             self.check_open()
             self.shown.settle()
-            self._check_in_place()
+            self.changes.check_in_place()
             self.steps.late.complete()
             named = self.steps.decided is not None
             if named:
@@ -511,7 +455,7 @@ class Session:
                     self.steps.abandon()
                 self.flush()
             finally:
-                self._end_reads()
+                self.reads.end()
                 for param in self.params:
                     param.tensor.grad = None
                     if not self.pager.resident:
@@ -525,18 +469,6 @@ class Session:
     def until_closed(self, handles: list) -> None:
         """Hooks that go when this closes."""
         self._access += handles
-
-    def read_until(self, done: threading.Event) -> None:
-        """Somebody reads the store beside training: close() waits for that."""
-        self._reads = [*(each for each in self._reads if not each.is_set()), done]
-
-    def _end_reads(self) -> None:
-        """Waits for them. What they read has lost its name, which the next commit carries."""
-        for done in self._reads:
-            done.wait()
-        if self._reads:
-            with contextlib.suppress(StokerError):  # the next save drops it
-                self.planes.store.begin().commit("durable").wait()
 
     def give_up(self) -> None:
         """Lets go of the model, memory, threads and the store, as they are."""
@@ -566,93 +498,10 @@ class Session:
             if self._left:
                 refuse_state_dict(self.model, self)
 
-    # -- access to all of it -----------------------------------------------------------------------
 
-    def reference(self) -> dict[str, Any]:
-        return {
-            "store": self.runtime.path,
-            "run": self.record.run,
-            "step": self.step_count,
-            "version": self.planes.store.info()["committed"],
-        }
-
-    def refer(self, to: dict[str, Any]) -> None:
-        """Goes to the step that a reference names. Nothing moves where nothing was committed
-        since."""
-        self.flush()
-        now = self.reference()
-        if to.get("run") != now["run"]:
-            raise Mismatch(
-                f"this state_dict refers to a run in {to.get('store')}, which is not the run in"
-                f" {now['store']}; offload with the store that it refers to"
-            )
-        if to["version"] == now["version"]:
-            return
-        if to["step"] in self.snapshots.steps():
-            self.snapshots.go_back(to["step"])
-        elif to["step"] != now["step"]:
-            advice = (
-                ""
-                if self.agreement
-                else (
-                    ", and keep the steps that you want to return to with"
-                    " stoker.offload(snapshots=) and opt.snapshot()"
-                )
-            )
-            raise Mismatch(
-                f"this state_dict refers to step {to['step']}, but the run in {now['store']} is at"
-                f" step {now['step']} and keeps no snapshot of that step; go on from step"
-                f" {now['step']}{advice}"
-            )
-
-    def has_state(self, param: torch.Tensor) -> bool:
-        ours = self.by_tensor[param]
-        return ours.unit.updated and self.record.updates.get(ours, 0) > 0
-
-    def current_weight(self, param: Param) -> torch.Tensor:
-        """A copy, in host memory, of the parameter's weights as forward would see them now."""
-        if param in self.pager.held or self.shown.has(param):
-            with torch._C.DisableTorchFunction():
-                return param.tensor.detach().clone().cpu()
-        self.steps.late.catch_up(param.unit.block)
-        slot = self.pager.slots.get(param.unit.block)
-        if slot is not None and not slot.loading:
-            return slot.view(param).clone()
-        return self.stored.plane_slice("w", param, param.unit.dtype)
-
-    def restore(self, params: list[Param]) -> None:
-        """Points the parameters back at their block's weights in memory, or at their
-        placeholders."""
-        for param in params:
-            place = Place.of(param.tensor)
-            self.pager.held.discard(param)
-            self.pager.show(param)
-            self.shown.watch(param, place)
-
-    def refresh(self, blocks: set[Block]) -> None:
-        for block in blocks:
-            self.pager.versions[block.index] += 1
-            self.pager.discard(block)
-
-    def counters(self) -> dict[str, Any]:
-        core = self.planes.session.counters()
-        activations = self.activations
-        moved = (
-            (activations.read_bytes, activations.written_bytes)
-            if activations is not None
-            else (0, 0)
-        )
-        spilled = self.gradients.moved()
-        return {
-            "read_bytes": {**core["read_bytes"], "gradients": spilled[0], "activations": moved[0]},
-            "written_bytes": {
-                **core["written_bytes"],
-                "gradients": spilled[1],
-                "activations": moved[1],
-            },
-            "stall_seconds": dict(self.ledger.waiting.seconds),
-            "kept": self.steps.kept,
-            "redone": self.steps.redone,
-            "wasted": self.steps.wasted,
-            "dram_bytes_peak": self.runtime.core.budget_peak,
-        }
+def _stays(model: nn.Module, tensor: torch.Tensor) -> bool:
+    """Whether the model holds this tensor's storage anyhow."""
+    key = tensor.untyped_storage()._cdata
+    return tensor.grad_fn is None and any(
+        buffer.untyped_storage()._cdata == key for buffer in model.buffers()
+    )

@@ -113,6 +113,11 @@ class StepRecord:
         """A crash from now on returns to this step."""
         self.committed = step
 
+    def has_state(self, tensor: torch.Tensor) -> bool:
+        """Whether the parameter was ever updated."""
+        param = self._by_tensor[tensor]
+        return param.unit.updated and self.updates.get(param, 0) > 0
+
     def groups(self) -> list[dict]:
         return list({id(group): group for group in self._group_of.values()}.values())
 

@@ -138,7 +138,7 @@ class StoredState:
         except BaseException:
             self._session.buffers.forget()
             raise
-        self._session.refresh(
+        self._session.weights.refresh(
             {
                 self._session.by_tensor[tensor].unit.block
                 for tensor, entry in entries.items()
@@ -247,7 +247,7 @@ class WeightWriting:
             return
         self._txn.commit("durable").wait()
         self.forget_state()
-        self._session.refresh({param.unit.block for param in self._params})
+        self._session.weights.refresh({param.unit.block for param in self._params})
 
     def forget_state(self) -> None:
         """Of bfloat16 weights the rest of the masters changed as well, which may have been read
