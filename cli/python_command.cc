@@ -43,8 +43,6 @@ constexpr std::array kCommands = {
                   "Measure offloaded training against its floor (Python, torch)"},
     PythonCommand{"bench", "plan", "stoker.bench",
                   "Measure how close plans come to the steps they predict (Python, torch)"},
-    PythonCommand{"curm", "train", "stoker.curm",
-                  "Train the class tree on traces (Python, scikit-learn)"},
 };
 
 // Run by `python -P -c`: says what is missing in a sentence, else calls main() of the module's

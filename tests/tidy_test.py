@@ -316,7 +316,6 @@ PYTHON_MAY_PRINT = {
     "bench",
     "plan",
     "trace",
-    "curm",
     "ckpt",
     "dataset",
     "top",

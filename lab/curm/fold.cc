@@ -33,10 +33,9 @@ Status Fold::read_data(const std::function<bool(int)>& reconstructs, bool backgr
   for (const auto& [position, ranges] : wanted) {
     const Chunk chunk{stripe_, position};
     Errand& errand = round.to(geometry_.node(chunk));
-    for (const auto& range : ranges.joined()) {
+    for (const auto& range : ranges.joined(gap_max_))
       slots.push_back({position, {range.at, errand.read(chunk, range.at, range.size())}});
-      errand.answered += range.size();
-    }
+    for (const auto& range : ranges.joined()) errand.answered += range.size();
   }
   if (!round.errands.empty()) STOKER_TRY(substrate_.run(round));
   for (const auto& [position, read] : slots)
@@ -68,6 +67,9 @@ Value Fold::newest(int position, uint64_t at, uint64_t bytes) const {
 Fold::Ranges Fold::parity(Errand& errand, int index) const {
   const Chunk chunk = geometry_.parity(stripe_, index);
   Ranges changed;
+  RangeMap<Slot> read;
+  for (const auto& range : by_delta_.joined(gap_max_))
+    read.put(range.at, range.size(), errand.read(chunk, range.at, range.size()));
   for (const auto& range : by_delta_.joined()) {
     std::vector<std::tuple<int, uint64_t, Value>> deltas;  // position, offset, old ^ new
     for (const auto& [position, ranges] : newest_) {
@@ -80,9 +82,9 @@ Fold::Ranges Fold::parity(Errand& errand, int index) const {
         }
       }
     }
-    const Slot was = errand.read(chunk, range.at, range.size());
+    const auto was = read.within(range.at, range.size()).at(0);
     changed.emplace_back(range.at, errand.derive([this, was, deltas, index, at = range.at] {
-      Value now = *was;
+      Value now = was.value->slice(at - was.origin, was.size());
       for (const auto& [position, from, delta] : deltas)
         now = advanced(code_, position, index, now, at, delta, from);
       return now;

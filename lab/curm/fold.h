@@ -17,8 +17,13 @@ class Fold {
   using Newest = std::map<int, RangeMap<Value>>;          // by position of the data chunk
   using Ranges = std::vector<std::pair<uint64_t, Slot>>;  // offset, new bytes
   Fold(Substrate& substrate, const Geometry& geometry, const codec::ErasureCode& code,
-       uint64_t stripe, const Newest& newest)
-      : substrate_(substrate), geometry_(geometry), code_(code), stripe_(stripe), newest_(newest) {}
+       uint64_t stripe, const Newest& newest, uint64_t gap_max = 0)
+      : substrate_(substrate),
+        geometry_(geometry),
+        code_(code),
+        stripe_(stripe),
+        newest_(newest),
+        gap_max_(gap_max) {}
 
   // Cuts the stripe into ranges, and reads of data chunks what they need. `reconstructs`: of so
   // many dirty chunks.
@@ -37,6 +42,7 @@ class Fold {
   const codec::ErasureCode& code_;
   const uint64_t stripe_;
   const Newest& newest_;
+  const uint64_t gap_max_;               // a gap of a chunk that is read along
   RangeMap<int> by_delta_, by_columns_;  // the ranges of either way
   std::map<int, RangeMap<Value>> base_;  // what was read of data chunks
 };

@@ -20,11 +20,12 @@ struct Profile {
   uint64_t back_min, back_max;    // how many writes ago that was, log-uniform
   double large_repeat;            // chance that a repeat of a write beyond 16 KiB is taken
   std::array<uint64_t, 8> sizes;  // of new writes, equally likely
-  uint64_t span_bytes;            // where they lie; a few hot regions take half of them
+  uint64_t span_bytes;            // where they lie, and a few hot regions in it
   uint64_t read_bytes;            // of a read
+  double hot_share = 0.5;         // of new writes: in the hot regions
 };
 
-// rsrch, hm, wdev, mds, vm.
+// rsrch, hm, wdev, mds, vm, postmark, oltp.
 std::span<const Profile> profiles();
 // Null for a name that is none of them.
 const Profile* find_profile(std::string_view name);

@@ -113,6 +113,42 @@ void count_messages(const Round& round, Counts& counts) {
     ++counts.round_trips;
 }
 
+// On a disk by itself, or as the share of one that works on so many at once.
+double Model::takes_ns(const Play::Step& step, int lanes) const {
+  const auto on = [&](uint64_t begins_ns, uint64_t bytes_per_s) {
+    return static_cast<double>(begins_ns) / lanes +
+           static_cast<double>(step.bytes) * 1e9 / static_cast<double>(bytes_per_s);
+  };
+  switch (step.kind) {
+    case Play::Kind::read:
+      return on(step.seeks * device_.random_read_ns, device_.read_bytes_per_s);
+    case Play::Kind::write:
+      return on(step.seeks * device_.random_write_ns, device_.write_bytes_per_s);
+    case Play::Kind::append:
+      return on(device_.next_ns, device_.write_bytes_per_s);
+    case Play::Kind::flush:
+      return static_cast<double>(device_.flush_ns) / lanes;
+  }
+  return 0;
+}
+
+void Model::add_cost(const Round& round, const Play& play) {
+  double longest = 0;
+  for (const Play::Errand& errand : play.errands) {
+    double path = 0;
+    if (errand.node != round.from)
+      path += 2 * static_cast<double>(device_.link_ns) +
+              static_cast<double>(errand.sent + errand.answered) * 1e9 /
+                  static_cast<double>(device_.link_bytes_per_s);
+    for (const Play::Step& step : errand.steps) {
+      busy_ns_ += takes_ns(step, device_.lanes);
+      path += takes_ns(step, 1);
+    }
+    longest = std::max(longest, path);
+  }
+  path_ns_[round.background ? 1 : 0] += longest;
+}
+
 Status Model::run(Round& round) {
   Play play;
   play.from = round.from;
@@ -174,6 +210,7 @@ Status Model::run(Round& round) {
     if (!says && !errand.steps.empty()) continue;
     play.errands.push_back(std::move(mine));
   }
+  add_cost(round, play);
   plays_.push_back(std::move(play));
   return {};
 }

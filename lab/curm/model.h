@@ -29,6 +29,12 @@ inline constexpr Device kSsd{
 inline constexpr Device kHdd{"hdd",     1,           8'300'000,   8'300'000,     100'000,
                              4'200'000, 180'000'000, 180'000'000, 1'250'000'000, 30'000};
 
+// The bytes that one of its lanes reads in the time that another request takes to begin.
+inline uint64_t gap_max(const Device& device) {
+  return device.random_read_ns * (device.read_bytes_per_s / static_cast<uint64_t>(device.lanes)) /
+         1'000'000'000;
+}
+
 // Everything that is counted, exactly. Foreground: what updates do themselves; background: what
 // folds do.
 struct Counts {
@@ -70,9 +76,7 @@ struct Play {
 // does not follow the last, but a gap that is read sooner than it is jumped over is read along.
 class Model final : public Substrate {
  public:
-  explicit Model(const Device& device)
-      : gap_(device.random_read_ns *
-             (device.read_bytes_per_s / static_cast<uint64_t>(device.lanes)) / 1'000'000'000) {}
+  explicit Model(const Device& device) : device_(device), gap_(gap_max(device)) {}
   Status run(Round& round) override;
   Result<NodeState> scan(NodeId) override {
     return make_error(Code::unsupported, "a modelled cluster keeps no bytes and does not crash",
@@ -82,6 +86,10 @@ class Model final : public Substrate {
   // The rounds since the last call, for the player.
   std::vector<Play> take() { return std::exchange(plays_, {}); }
   const Counts& counts() const { return counts_; }
+  // What the rounds so far kept disks busy, all disks together; and how long they took one behind
+  // the other, had each been alone: those of updates, those of folds.
+  double busy_ns() const { return busy_ns_; }
+  double path_ns(bool background) const { return path_ns_[background ? 1 : 0]; }
   // What comes from now on rebuilds lost chunks, and is not counted.
   void count_no_more() { counts_on_ = false; }
 
@@ -93,10 +101,14 @@ class Model final : public Substrate {
   Play::Step read(const Step& step, Picked& picked);
   Play::Step append(NodeId node, Step& step, bool background);
   void count(const Round& round, const Step& step, uint64_t bytes);
+  double takes_ns(const Play::Step& step, int lanes) const;
+  void add_cost(const Round& round, const Play& play);
 
+  const Device device_;
   const uint64_t gap_;  // bytes of a log that are read as soon as jumped over
   std::vector<Play> plays_;
   Counts counts_;
+  double busy_ns_ = 0, path_ns_[2] = {0, 0};
   struct Logged {
     uint64_t at = 0, bytes = 0;  // in its node's log
   };

@@ -61,11 +61,12 @@ class RangeMap {
     if (from < at + bytes) found.push_back({from, at + bytes, from, T()});
     return found;
   }
-  // The ranges with neighbours joined, whatever their values.
-  std::vector<Piece> joined() const {
+  // The ranges with neighbours joined, whatever their values; also those with a gap of at most so
+  // many bytes between them.
+  std::vector<Piece> joined(uint64_t gap_max = 0) const {
     std::vector<Piece> found;
     for (const auto& [at, piece] : pieces_) {
-      if (!found.empty() && found.back().end == at) {
+      if (!found.empty() && at - found.back().end <= gap_max) {
         found.back().end = piece.end;
       } else {
         found.push_back({at, piece.end, at, T()});

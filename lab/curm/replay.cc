@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <string>
 
+#include "curm/choosing.h"
 #include "curm/curm.h"
 #include "curm/player.h"
+#include "curm/scheme_switch.h"
 #include "curm/stripes.h"
 
 namespace stoker::curm {
@@ -54,12 +56,22 @@ class Replay {
  private:
   Status make(std::string_view name, Form form) {
     STOKER_ASSIGN(const auto code, codec::ErasureCode::make(options_.k, options_.m));
-    scheme_ = make_scheme(name, {&model_, geometry_, code, form, options_.reserved_bytes});
+    Setup setup{&model_, geometry_, code, form, options_.reserved_bytes};
+    if (name == kChoose) {
+      setup.gap_max = gap_max(options_.device);
+      setup.cost = [this] {
+        const double nodes = options_.nodes, clients = options_.clients;
+        return Cost{model_.busy_ns() / nodes,
+                    model_.path_ns(false) / clients + model_.path_ns(true) / nodes};
+      };
+    }
+    if (name != kSwitch) scheme_ = make_scheme_or_switch(name, setup);
     if (!scheme_)
-      return make_error(Code::invalid_argument,
-                        "there is no scheme `" + std::string(name) +
-                            "`; there are fo, fl, pl, plr, parix, vdl, curm and curm-reserve",
-                        "curm/replay");
+      return make_error(
+          Code::invalid_argument,
+          "there is no scheme `" + std::string(name) +
+              "`; there are fo, fl, pl, plr, parix, vdl, curm, curm-reserve and choose",
+          "curm/replay");
     if (auto* curm = dynamic_cast<Curm*>(scheme_.get()); curm != nullptr && classes_) {
       curm->set_classes([this](uint64_t stripe) { return classes_->of(stripe); });
     }

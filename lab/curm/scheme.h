@@ -37,6 +37,12 @@ struct Numbers {
   uint64_t epoch = 1, seq = 0;
 };
 
+// Of rounds: how long they keep each disk busy, and how long they take one behind the other,
+// divided by how many go side by side.
+struct Cost {
+  double busy_ns = 0, path_ns = 0;
+};
+
 struct Setup {
   Substrate* substrate = nullptr;  // outlives the scheme
   Geometry geometry;
@@ -47,6 +53,10 @@ struct Setup {
   std::shared_ptr<Numbers> numbers = nullptr;  // its own, where none are given
   // the stripes whose lost chunks it rebuilds; all, where nothing is said
   std::function<bool(uint64_t stripe)> owns = nullptr;
+  // a gap between ranges of a chunk that a fold reads along, sooner than a second request
+  uint64_t gap_max = 0;
+  // what the substrate's rounds have cost so far; nothing, where it does not tell
+  std::function<Cost()> cost = nullptr;
 };
 
 class Scheme {
@@ -78,6 +88,7 @@ class Scheme {
   // Bytes that were logged (one copy each) since their stripe was folded last, and fill the logs;
   // and the stripes, the one longest untouched first.
   virtual uint64_t logged_bytes() const { return logged_bytes_; }
+  uint64_t logged_bytes(uint64_t stripe) const;
   uint64_t last_seq() const { return numbers_->seq; }
   virtual std::vector<uint64_t> pending() const;
   Status fold_all();
@@ -161,7 +172,6 @@ class Scheme {
   // returned is called when the errand is done.
   virtual std::function<void()> rebuilt(const Chunk& lost, Errand& errand) = 0;
 
-  uint64_t logged_bytes(uint64_t stripe) const;
   void count_logged(uint64_t stripe, uint64_t bytes);
   // of what was counted as logged: overtaken by newer bytes
   void count_dead(uint64_t stripe, uint64_t bytes);

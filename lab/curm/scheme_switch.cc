@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "curm/choosing.h"
 #include "stoker/base/check.h"
 
 namespace stoker::curm {
@@ -50,16 +51,17 @@ class SchemeSwitch::View final : public Substrate {
   uint64_t settled_max_ = UINT64_MAX;
 };
 
-SchemeSwitch::SchemeSwitch(const Setup& setup, uint8_t scheme) : Scheme(setup), default_(scheme) {}
+SchemeSwitch::SchemeSwitch(const Setup& setup, std::string_view scheme)
+    : Scheme(setup), default_(*tag_of(scheme)) {}
 SchemeSwitch::~SchemeSwitch() = default;
 
 Result<std::unique_ptr<SchemeSwitch>> SchemeSwitch::make(const Setup& setup,
                                                          std::string_view scheme) {
-  STOKER_ASSIGN(const uint8_t tag, tag_of(scheme));
+  if (const auto known = tag_of(scheme); !known) return known.error();
   Setup own = setup;
   own.form = Form::safe;
   own.numbers = std::make_shared<Numbers>();
-  return std::unique_ptr<SchemeSwitch>(new SchemeSwitch(own, tag));
+  return std::unique_ptr<SchemeSwitch>(new SchemeSwitch(own, scheme));
 }
 
 // What stands in records and in chunk headers: never changes.
@@ -102,6 +104,14 @@ Status SchemeSwitch::change(uint64_t stripe, std::string_view scheme) {
   return {};
 }
 
+Status SchemeSwitch::turn(uint64_t stripe, std::string_view scheme) {
+  STOKER_ASSIGN(const uint8_t next, tag_of(scheme));
+  if (next == tag(stripe)) return {};
+  STOKER_TRY(fold(stripe));
+  said_[stripe] = next;
+  return {};
+}
+
 // What stripes go by from now on. They are folded, no record of them counts: so their marks say
 // nothing new.
 Status SchemeSwitch::say(const std::map<uint64_t, uint8_t>& tags) {
@@ -117,6 +127,13 @@ Status SchemeSwitch::say(const std::map<uint64_t, uint8_t>& tags) {
     }
   }
   return run(round);
+}
+
+uint64_t SchemeSwitch::pending_bytes(uint64_t stripe) const {
+  const auto found = members_.find(tag(stripe));
+  return found == members_.end()
+             ? 0
+             : std::as_const(*found->second.scheme).Scheme::logged_bytes(stripe);
 }
 
 uint64_t SchemeSwitch::logged_bytes() const {
@@ -261,6 +278,7 @@ Status SchemeSwitch::say_again(Found& found) {
 }
 
 std::unique_ptr<Scheme> make_scheme_or_switch(std::string_view name, const Setup& setup) {
+  if (name == kChoose) return Choosing::make(setup);
   if (name != kSwitch) return make_scheme(name, setup);
   auto made = SchemeSwitch::make(setup, "vdl");
   return made ? std::move(*made) : nullptr;

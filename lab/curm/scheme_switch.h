@@ -19,7 +19,7 @@ namespace stoker::curm {
 
 inline constexpr std::string_view kSwitch = "switch";
 
-class SchemeSwitch final : public Scheme {
+class SchemeSwitch : public Scheme {
  public:
   // `scheme`: what stripes go by of which nothing else was ever said. Of form safe.
   static Result<std::unique_ptr<SchemeSwitch>> make(const Setup& setup, std::string_view scheme);
@@ -46,6 +46,15 @@ class SchemeSwitch final : public Scheme {
   std::vector<uint64_t> pending() const override;
   std::vector<uint64_t> make_room(uint64_t logged_bytes_max) const override;
 
+ protected:
+  // `scheme` is one of kSchemes. Setup::numbers are given.
+  SchemeSwitch(const Setup& setup, std::string_view scheme);
+  // As change(), but nothing is written down: a cluster that is opened again does not know it. That
+  // is safe, as what counts after a crash is said by the records themselves.
+  Status turn(uint64_t stripe, std::string_view scheme);
+  // Bytes that the stripe's scheme holds in logs.
+  uint64_t pending_bytes(uint64_t stripe) const;
+
  private:
   class View;
   struct Member {
@@ -53,7 +62,6 @@ class SchemeSwitch final : public Scheme {
     std::unique_ptr<Scheme> scheme;
   };
   struct Found;
-  SchemeSwitch(const Setup& setup, uint8_t scheme);
   static Result<uint8_t> tag_of(std::string_view scheme);
   uint8_t tag(uint64_t stripe) const;
   Member& member(uint8_t tag);
@@ -70,8 +78,8 @@ class SchemeSwitch final : public Scheme {
   std::map<uint8_t, Member> members_;  // those that were ever used
 };
 
-// What goes by this name: one of kSchemes, or kSwitch, where stripes begin with VDL. Null for any
-// other.
+// What goes by this name: one of kSchemes, kChoose (choosing.h), or kSwitch, where stripes begin
+// with VDL. Null for any other.
 std::unique_ptr<Scheme> make_scheme_or_switch(std::string_view name, const Setup& setup);
 
 }  // namespace stoker::curm

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <typeinfo>
 
 #include "curm/memory_cluster.h"
 #include "curm/pl.h"
@@ -52,8 +53,11 @@ class Lab {
         {&cluster_, geometry_, *codec::ErasureCode::make(geometry_.k, geometry_.m), form_, 4096});
   }
   Scheme& scheme() { return *scheme_; }
-  // null: it is one scheme
-  SchemeSwitch* switching() { return dynamic_cast<SchemeSwitch*>(scheme_.get()); }
+  // null: it is one scheme, or changes what stripes go by itself
+  SchemeSwitch* switching() {
+    Scheme& scheme = *scheme_;
+    return typeid(scheme) == typeid(SchemeSwitch) ? static_cast<SchemeSwitch*>(&scheme) : nullptr;
+  }
   CrashCluster& cluster() { return cluster_; }
   std::mt19937_64& random() { return random_; }
   const Geometry& geometry() const { return geometry_; }

@@ -72,7 +72,7 @@ Result<Fold::Newest> Vdl::newest_of(uint64_t stripe, const Overlay& overlay) {
 
 Status Vdl::bring_in(uint64_t stripe, const Fold::Newest& newest, Why why) {
   const uint64_t fold_seq = next_seq();
-  Fold fold(*setup().substrate, geometry(), code(), stripe, newest);
+  Fold fold(*setup().substrate, geometry(), code(), stripe, newest, setup().gap_max);
   STOKER_TRY(fold.read_data(
       [this, why](int dirty) { return (why == Why::write && dirty == k()) || reconstructs(dirty); },
       why == Why::fold));

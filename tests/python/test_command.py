@@ -74,7 +74,6 @@ def test_version_is_the_packages() -> None:
         ("top",),
         ("bench", "offload"),
         ("bench", "plan"),
-        ("curm", "train"),
     ],
 )
 def test_python_command_shows_its_own_help(words: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -322,12 +323,27 @@ def test_bad_input_is_a_sentence(traces, tmp_path):
     )
 
 
+def train(*words: str | Path, **options) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).parents[2] / "classes" / "training" / "train.py"
+    return run(script, *words, command=sys.executable, **options)
+
+
+def test_train_refuses_what_it_cannot_take(tmp_path):
+    for words in ((), ("--depth", "0", "t"), ("--depth", "x", "t"), ("t", "--out=")):
+        done = train(*words)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+        assert done.stderr.startswith("train.py: ") and "--help" in done.stderr
+    (tmp_path / "file").write_text("")
+    done = train("t", "--out", tmp_path / "file" / "x")
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+
+
 def test_train_writes_a_tree_that_replay_takes(tmp_path):
     learnt = [generated(tmp_path, "hm", seed) for seed in (1, 2)] + [
         generated(tmp_path, "vm", 1, 20_000)
     ]
     out = tmp_path / "tree.json"
-    done = run("curm", "train", *learnt, "--out", out, "--test", generated(tmp_path, "rsrch"))
+    done = train(*learnt, "--out", out, "--test", generated(tmp_path, "rsrch"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split(":")[0] for line in lines] == [
@@ -356,9 +372,7 @@ def test_train_learns_what_is_said_when_a_file_is_made(tmp_path):
     out = tmp_path / "tree.json"
     out.write_text(json.dumps({"nodes": [{"class": "read_write"}]}))
     learnt = [generated(tmp_path, "files", seed) for seed in (1, 2)]
-    done = run(
-        "curm",
-        "train",
+    done = train(
         "--only",
         "made",
         *learnt,
@@ -393,19 +407,17 @@ def test_train_learns_what_is_said_when_a_file_is_made(tmp_path):
         and classes["made"]["accuracy"] > classes["made"]["majority_accuracy"] + 0.2
     )
     block = generated(tmp_path, "wdev")
-    assert "no file is made in them" in refused(
-        1, "curm", "train", "--only", "made", block, "--out", out
-    )
-    assert "there is no profile `x`; there are rsrch, hm, wdev, mds, vm, files" in refused(
-        1, "curm", "generate", "x"
+    short = train("--only", "made", block, "--out", out)
+    assert short.returncode == 1 and "no file is made in them" in short.stderr
+    assert (
+        "there is no profile `x`; there are rsrch, hm, wdev, mds, vm, postmark, oltp, files"
+        in refused(1, "curm", "generate", "x")
     )
 
 
 def test_train_without_samples_says_so(tmp_path):
     short = generated(tmp_path, "wdev", requests=10)
-    done = subprocess.run(
-        [COMMAND, "curm", "train", short], capture_output=True, text=True, timeout=120, cwd=tmp_path
-    )
+    done = train(short, cwd=tmp_path)
     assert (
         done.returncode == 1
         and "too short" in done.stderr

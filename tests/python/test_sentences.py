@@ -18,7 +18,6 @@ import stoker
 from stoker import command, errors
 from stoker.bench import offload as bench_offload, plan as bench_plan
 from stoker.ckpt import cli as ckpt_cli
-from stoker.curm import train as curm_train
 from stoker.data.prepare import main as prepare_main
 from stoker.plan import cli as plan_cli
 from stoker.trace import cli as trace_cli
@@ -39,7 +38,6 @@ PYTHON = {
     "trace": trace_cli.main,
     "bench offload": bench_offload.main,
     "bench plan": bench_plan.main,
-    "curm train": curm_train.main,
 }
 # What takes the right of root to read and write everything.
 MEEK = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all", "--"]
@@ -167,7 +165,6 @@ USES = {
     "trace": ("--dir @", "--out @"),
     "bench offload": ("--dir @",),
     "bench plan": ("--dir @", "--markdown @"),
-    "curm train": ("file --out @/x",),
 }
 
 
@@ -311,7 +308,6 @@ WRONG = {
         "--vocabulary 0",
     ),
     "bench plan": ("--nothing", "--rows 0", "--steps x", "--seconds nan", "--repeat -1"),
-    "curm train": ("", "--depth 0 t", "--depth x t", "t --out="),
 }
 
 

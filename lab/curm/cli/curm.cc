@@ -116,7 +116,8 @@ void add_curm(CLI::App& app, ExitStatus& status) {
   command
       ->add_option(
           "PROFILE", generated->profile,
-          "rsrch, hm, wdev, mds or vm; files: NFS records of named files that are made and removed")
+          "rsrch, hm, wdev, mds or vm; postmark or oltp: small files all over a volume, pages at "
+          "random places; files: NFS records of named files that are made and removed")
       ->required();
   command->add_option("--seed", generated->seed, "Another seed, another trace")
       ->capture_default_str();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "curm/choosing.h"
 #include "curm/cli/curm.h"
 #include "curm/file_replay.h"
 #include "curm/replay.h"
@@ -357,10 +358,12 @@ void add_curm_replay(CLI::App& curm, ExitStatus& status) {
       ->required();
   std::vector<std::string> schemes = {"all"};
   schemes.insert(schemes.end(), std::begin(curm::kSchemes), std::end(curm::kSchemes));
+  schemes.emplace_back(curm::kChoose);
   schemes.emplace_back(curm::kSwitch);
   command
       ->add_option("--scheme", arguments->scheme,
-                   "all, or one; switch (of --mode files, not among all): before every eighth "
+                   "all, or one; choose (not among all): fo or curm for each stripe, by what is "
+                   "measured of it; switch (of --mode files, not among all): before every eighth "
                    "write its stripe is given the next one, while others write")
       ->capture_default_str()
       ->check(CLI::IsMember(schemes));
@@ -405,7 +408,7 @@ void add_curm_replay(CLI::App& curm, ExitStatus& status) {
                    "stripe in a log")
       ->capture_default_str();
   command->add_option("--tree", arguments->tree,
-                      "Class tree of `stoker curm train` (default: the one that ships)");
+                      "Class tree of classes/training/train.py (default: the one that ships)");
   command->add_flag("--lenient", arguments->lenient, "Skip malformed lines, and tell how many");
   command->add_flag("--json", arguments->json, "Print the results as JSON");
   command->add_option("--plot", arguments->plot, "Write the results as an SVG");

@@ -18,7 +18,7 @@ constexpr uint64_t kBlock = 4096;
 
 Error bad(const std::string& what) {
   return make_error(Code::invalid_argument,
-                    "this is no class tree: " + what + "; make one with `stoker curm train`",
+                    "this is no class tree: " + what + "; make one with classes/training/train.py",
                     "classes");
 }
 

@@ -46,7 +46,7 @@ class ClassTree {
  public:
   // The tree that ships (class_tree.json).
   static const ClassTree& shipped();
-  // JSON as `stoker curm train` writes it; docs/curm.md tells its form.
+  // JSON as classes/training/train.py writes it; docs/curm.md tells its form.
   static Result<ClassTree> parse(std::string_view json);
 
   Class classify(const ClassFeatures& features) const { return walk(nodes_, features); }

@@ -1,5 +1,5 @@
-"""`stoker curm train TRACE...`: fits the decision trees that tell the classes of objects, and
-writes them as JSON.
+"""`.venv/bin/python classes/training/train.py TRACE...`: fits the decision trees that tell the
+classes of objects, and writes them as JSON. docs/curm.md has the traces of those that ship.
 
 There are two: one over the counters of an object's requests (`nodes`), one over what is known of it
 when it is made (`created`). The rows they learn from come from `stoker curm samples`, so features
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from stoker.command import Parser, fail, named, writable_folder
 
+NAME = "train.py"
 DEPTH_MAX = 6
 # What is learnt: its name in the file, the option of `stoker curm samples` that gives its rows, how
 # many of these a leaf has at least.
@@ -138,7 +139,7 @@ def learn(part: str, arguments: argparse.Namespace) -> dict:
 
 
 def main(words: list[str]) -> int:
-    parser = Parser("stoker curm train", "Fit the class trees on traces, and write them as JSON.")
+    parser = Parser(NAME, "Fit the class trees on traces, and write them as JSON.")
     parser.add_argument(
         "traces",
         nargs="+",
@@ -179,13 +180,13 @@ def main(words: list[str]) -> int:
     try:
         writable_folder(str(Path(arguments.out).parent))
     except OSError as error:
-        return fail("stoker curm train", error)
+        return fail(NAME, error)
     try:
         import sklearn  # noqa: F401
     except ImportError:
         print(
-            "stoker curm train: scikit-learn is missing; install it into this Python with `pip"
-            " install scikit-learn`",
+            f"{NAME}: scikit-learn is missing; install it into this Python with `pip install"
+            " scikit-learn`",
             file=sys.stderr,
         )
         return 1
@@ -209,6 +210,10 @@ def main(words: list[str]) -> int:
             )
         target.write_text(json.dumps(out, indent=1) + "\n")
     except (ValueError, OSError) as error:
-        return fail("stoker curm train", error)
+        return fail(NAME, error)
     print(f"written to {arguments.out}")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""What of the erasure-coded store's tools needs Python: `stoker curm train`."""
