@@ -142,7 +142,7 @@ class Guest:
     # the file system of this machine, read-only, as /host: `chroot /host` runs what is there
     shares_root: bool = False
 
-    def run(self, script: str, seconds: float = 300) -> Ran:
+    def run(self, script: str, seconds: float = 600) -> Ran:
         """The time only ends a guest that hangs; one takes about ten seconds on an idle core."""
         process = self.start(script)
         try:
