@@ -81,7 +81,7 @@ def test_the_suite_of_engines_passes_over_namespaces(tmp_path: Path) -> None:
 
 
 def test_the_suite_of_engines_passes_over_our_own_driver(tmp_path: Path) -> None:
-    guest = Guest(tmp_path, [ENGINE, STORE, STOKER], drive(tmp_path, "d", 104))
+    guest = Guest(tmp_path, [ENGINE, STORE, STORES, STOKER], drive(tmp_path, "d", 104))
     ran = guest.run(f"""{HOLD}
         export GTEST_BRIEF=1 GTEST_COLOR=no STOKER_TARGET=nvme:{FIRST_DRIVE}
         stoker nvme list
@@ -89,6 +89,7 @@ def test_the_suite_of_engines_passes_over_our_own_driver(tmp_path: Path) -> None
         stoker nvme bind {FIRST_DRIVE} || exit
         stoker nvme list
         stoker create --overwrite --capacity 8MiB --objects 99 local:nvme:{FIRST_DRIVE} || exit
+        stoker_guest_store_conformance_test {SOME} || exit
         stoker_guest_engine_test || exit
         for round in first second; do
           STOKER_COMMITS=5 stoker_guest_store_test --gtest_filter=*PowerIsCut || exit
@@ -103,7 +104,7 @@ def test_the_suite_of_engines_passes_over_our_own_driver(tmp_path: Path) -> None
         stoker nvme list""")
     assert ran.status == 0, ran.output
     assert f"`stoker nvme bind {FIRST_DRIVE}`" in ran.output, "an unbound drive says how to bind it"
-    assert passed(ran.output) == [0, 23, 1, 1], ran.output
+    assert passed(ran.output) == [0, len(OF_STORES), 23, 1, 1], ran.output
     assert re.findall(r"found (\d+)", ran.output) == ["0", "5"], ran.output
     assert f"{FIRST_DRIVE}  nvme  QEMU NVMe Ctrl  nvme:/dev/ng0n1" in ran.output
     assert ran.output.count(f"{FIRST_DRIVE}  nvme") == 2, "it was given back to the kernel"

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -35,15 +36,17 @@ class FakeNvme {
   uint32_t entries_max = 1024;     // of a queue
   bool offers_shadows = false;     // doorbells in memory
   bool looks = false;              // at them by itself, by look(): nobody need knock
+  uint32_t pairs_max = 2;          // of queues for I/O
 
   // What it saw.
-  uint32_t resets = 0, farewells = 0, doorbells = 0, commands = 0, aborted = 0, register_writes = 0;
+  uint32_t resets = 0, farewells = 0, doorbells = 0, commands = 0, aborted = 0, register_writes = 0,
+           interrupts = 0;
   size_t held() const { return held_.size(); }  // commands without an answer
   uint64_t mapped_bytes = 0;                    // by the bus, now
   std::byte* disk() { return disk_.data(); }
   void look() {
     std::lock_guard lock(mutex_);
-    serve(io_);
+    for (Queue& queue : io_) serve(queue);
   }
 
   std::shared_ptr<nvme::Bus> bus() { return std::make_shared<FakeBus>(*this); }
@@ -52,6 +55,7 @@ class FakeNvme {
   struct Entry {
     uint8_t opcode;
     uint16_t id;
+    uint32_t queue = 0;
     uint64_t prp1, prp2, word10;
     uint32_t word12;
     uint32_t space;
@@ -60,8 +64,9 @@ class FakeNvme {
     std::byte* entries = nullptr;
     std::byte* answers = nullptr;
     uint32_t size = 0, head = 0, tail = 0;
-    uint32_t answers_size = 0, answers_tail = 0;
+    uint32_t answers_size = 0, answers_tail = 0, answers_head = 0;
     uint16_t phase = 1;
+    bool interrupts = false;
   };
 
   // Devices see memory where the process has it; what is not mapped they may not touch.
@@ -144,8 +149,11 @@ class FakeNvme {
     if (at < 0x1000) return;
     ++doorbells;
     const size_t number = (at - 0x1000) / 4;
-    if (number % 2 == 1) return;  // heads of answers: there is room for all
-    Queue& queue = number == 0 ? admin_ : io_;
+    Queue& queue = number < 2 ? admin_ : io_.at(number / 2 - 1);
+    if (number % 2 == 1) {
+      queue.answers_head = static_cast<uint32_t>(value);
+      return;
+    }
     queue.tail = static_cast<uint32_t>(value);
     serve(queue);
   }
@@ -161,7 +169,7 @@ class FakeNvme {
     if (enable) {
       enabled_ = true;
       farewell_ = false;
-      admin_.head = admin_.tail = admin_.answers_tail = 0;
+      admin_.head = admin_.tail = admin_.answers_tail = admin_.answers_head = 0;
       admin_.phase = 1;
     } else {
       stop_locked();
@@ -178,7 +186,7 @@ class FakeNvme {
     configuration_ &= ~1U;
     if (!silent_for_ever) silent = 0;
     held_.clear();
-    io_ = {};
+    io_.fill({});
     shadows_ = seen_ = nullptr;
   }
 
@@ -203,14 +211,18 @@ class FakeNvme {
     return entry;
   }
 
-  // Places of the doorbell of the entries of the I/O queue: what it says, and what we have seen.
-  static constexpr size_t kIoDoorbell = 8;
-
   void serve(Queue& queue) {
-    if (&queue == &io_ && shadows_ != nullptr)
-      std::memcpy(&io_.tail, shadows_ + kIoDoorbell, sizeof io_.tail);
+    // Where its doorbells are: of the entries, and of the answers behind.
+    const size_t doorbell =
+        &queue == &admin_ ? 0 : 8 * (1 + static_cast<size_t>(&queue - io_.data()));
+    const bool in_memory = &queue != &admin_ && shadows_ != nullptr && queue.size > 0;
+    if (in_memory) {
+      std::memcpy(&queue.tail, shadows_ + doorbell, sizeof queue.tail);
+      std::memcpy(&queue.answers_head, shadows_ + doorbell + 4, sizeof queue.answers_head);
+    }
     while (queue.head != queue.tail) {
-      const Entry entry = decode(queue.entries + size_t{queue.head} * 64);
+      Entry entry = decode(queue.entries + size_t{queue.head} * 64);
+      entry.queue = static_cast<uint32_t>(doorbell / 8);
       queue.head = (queue.head + 1) % queue.size;
       if (&queue == &admin_) {
         administer(entry);
@@ -219,37 +231,43 @@ class FakeNvme {
       ++commands;
       if (answers_strangers) {
         answers_strangers = false;
-        answer(io_, 999, 0);
+        answer(queue, 999, 0);
       }
       if (silent_for_ever || silent > 0) {
         if (silent > 0) --silent;
         held_.push_back(entry);
       } else {
-        answer(io_, entry.id, carry(entry));
+        answer(queue, entry.id, carry(entry));
       }
     }
-    if (shadows_ == nullptr) return;
-    const uint32_t seen = looks ? io_.tail + 0x4000 : io_.tail;
-    std::memcpy(seen_ + kIoDoorbell, &seen, sizeof seen);
+    if (!in_memory) return;
+    const uint32_t seen = looks ? queue.tail + 0x4000 : queue.tail;
+    std::memcpy(seen_ + doorbell, &seen, sizeof seen);
   }
 
   void administer(const Entry& entry) {
     const auto number = static_cast<uint32_t>(entry.word10);
     switch (entry.opcode) {
-      case 0x05:
-        io_.answers_size = (number >> 16) + 1;
-        io_.answers = memory(entry.prp1, size_t{io_.answers_size} * 16);
+      case 0x05: {
+        if ((number & 0xFFFF) > pairs_max) return answer(admin_, entry.id, 0x101);
+        Queue& queue = io_.at((number & 0xFFFF) - 1);
+        queue.answers_size = (number >> 16) + 1;
+        queue.answers = memory(entry.prp1, size_t{queue.answers_size} * 16);
+        queue.interrupts = (entry.word10 >> 32 & 2) != 0;
         break;
-      case 0x01:
-        io_.size = (number >> 16) + 1;
-        io_.entries = memory(entry.prp1, size_t{io_.size} * 64);
+      }
+      case 0x01: {
+        Queue& queue = io_.at((number & 0xFFFF) - 1);
+        queue.size = (number >> 16) + 1;
+        queue.entries = memory(entry.prp1, size_t{queue.size} * 64);
         break;
+      }
       case 0x06:
         identify(number, entry.space, memory(entry.prp1, 4096));
         break;
       case 0x08:
         answer(admin_, entry.id, 0);
-        if (aborts) abort(static_cast<uint16_t>(number >> 16));
+        if (aborts) abort(number & 0xFFFF, static_cast<uint16_t>(number >> 16));
         return;
       case 0x7C:
         shadows_ = memory(entry.prp1, 4096);
@@ -261,12 +279,12 @@ class FakeNvme {
     answer(admin_, entry.id, 0);
   }
 
-  void abort(uint16_t id) {
+  void abort(uint32_t queue, uint16_t id) {
     for (auto at = held_.begin(); at != held_.end(); ++at) {
-      if (at->id != id) continue;
+      if (at->queue != queue || at->id != id) continue;
       held_.erase(at);
       ++aborted;
-      return answer(io_, id, 0x007);
+      return answer(io_.at(queue - 1), id, 0x007);
     }
   }
 
@@ -312,8 +330,10 @@ class FakeNvme {
     const uint32_t word = id | static_cast<uint32_t>(status << 1 | queue.phase) << 16;
     std::memcpy(at + 12, &word, sizeof word);
     queue.answers_tail = (queue.answers_tail + 1) % queue.answers_size;
+    STOKER_CHECK(queue.answers_tail != queue.answers_head);  // it would overtake the reader
     if (queue.answers_tail == 0) queue.phase ^= 1;
-    if (&queue != &io_) return;
+    if (!queue.interrupts) return;
+    ++interrupts;
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t told = ::write(interrupt_, &one, sizeof one);
   }
@@ -323,7 +343,8 @@ class FakeNvme {
   std::vector<std::byte> disk_;
   std::vector<std::pair<uint64_t, uint64_t>> regions_;
   std::deque<Entry> held_;
-  Queue admin_, io_;
+  Queue admin_;
+  std::array<Queue, 2> io_{};
   uint32_t configuration_ = 0;
   bool enabled_ = false, farewell_ = false;
   int interrupt_ = -1;

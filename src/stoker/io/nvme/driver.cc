@@ -19,14 +19,18 @@ namespace {
 constexpr const char* kWhere = "io/nvme/driver";
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kAdminEntries = 16;
-constexpr uint32_t kIoQueue = 1;
+constexpr uint32_t kLoudQueue = 1, kQuietQueue = 2;
+constexpr uint32_t kEntriesMax = 1024;
+constexpr uint32_t kLateness = 4;  // answers of the quiet queue are acknowledged by so many rounds
 // Registers.
 constexpr size_t kCapabilities = 0x00, kConfiguration = 0x14, kStatus = 0x1C, kAdminSizes = 0x24,
                  kAdminEntriesAt = 0x28, kAdminAnswersAt = 0x30, kDoorbells = 0x1000;
 constexpr uint32_t kEnable = 1, kSayGoodbye = 1U << 14, kEntrySizes = (6U << 16) | (4U << 20);
 constexpr uint32_t kReady = 1, kFatal = 2, kGoodbyeMask = 3U << 2, kGoodbyeDone = 2U << 2;
 constexpr uint32_t kGone = UINT32_MAX;  // what registers of a removed device read as
-constexpr uint8_t kMakeEntries = 0x01, kMakeAnswers = 0x05, kAbort = 0x08, kUseShadows = 0x7C;
+constexpr uint8_t kMakeEntries = 0x01, kMakeAnswers = 0x05, kAbort = 0x08, kSet = 0x09,
+                  kUseShadows = 0x7C;
+constexpr uint32_t kQueueCount = 0x07;  // what is set: how many pairs for I/O, less one
 constexpr uint32_t kContiguous = 1, kInterrupts = 2;
 constexpr auto kAdminTimeout = std::chrono::seconds(5);
 
@@ -38,7 +42,6 @@ constexpr uint64_t kIoAt = kShadowsAt + 2 * kPage;
 
 uint64_t entries_bytes(uint32_t size) { return align_up(uint64_t{size} * 64, kPage); }
 uint64_t answers_bytes(uint32_t size) { return align_up(uint64_t{size} * 16, kPage); }
-uint64_t lists_at(uint32_t size) { return kIoAt + entries_bytes(size) + answers_bytes(size); }
 
 Error driver_error(const std::string& address, int error, const std::string& what) {
   return errno_error(error, "the NVMe drive " + address + " " + what, kWhere);
@@ -67,21 +70,32 @@ Status Driver::start() {
   const uint64_t capabilities = device_->read64(kCapabilities);
   const auto most = static_cast<uint32_t>((capabilities & 0xFFFF) + 1);
   // A queue is full with one entry left.
-  const uint32_t size = std::min({std::bit_ceil(depth_ + 1), most, 1024U});
+  const uint32_t size = std::min({std::bit_ceil(depth_ + 1), most, kEntriesMax});
   sent_.resize(std::min(depth_, size - 1));
   for (size_t id = sent_.size(); id > 0; --id) free_.push_back(static_cast<uint16_t>(id - 1));
-  STOKER_ASSIGN(memory_, DmaMemory::make(bus_, lists_at(size) + sent_.size() * kPage));
-  const auto place = [&](Queue& queue, uint32_t number, uint64_t entries, uint64_t answers,
-                         uint32_t entries_count) {
-    queue.entries = memory_->data() + entries;
-    queue.answers = memory_->data() + answers;
-    queue.entries_at = memory_->at() + entries;
-    queue.answers_at = memory_->at() + answers;
-    queue.size = entries_count;
-    queue.doorbell = kDoorbells + uint64_t{2} * number * stride_;
+  uint64_t at = kIoAt;
+  const auto plan = [&](Queue& queue, uint32_t number, uint32_t answers) {
+    queue.number = number;
+    queue.size = size;
+    queue.answers_size = answers;
+    queue.entries_at = at;
+    at += entries_bytes(size);
+    queue.answers_at = at;
+    at += answers_bytes(answers);
   };
-  place(admin_, 0, 0, kPage, kAdminEntries);
-  place(io_, kIoQueue, kIoAt, kIoAt + entries_bytes(size), size);
+  plan(loud_, kLoudQueue, size);
+  plan(quiet_, kQuietQueue, std::min(kLateness * size, most));
+  lists_ = at;
+  admin_.size = admin_.answers_size = kAdminEntries;
+  admin_.answers_at = kPage;
+  STOKER_ASSIGN(memory_, DmaMemory::make(bus_, lists_ + sent_.size() * kPage));
+  for (Queue* queue : {&admin_, &loud_, &quiet_}) {
+    queue->entries = memory_->data() + queue->entries_at;
+    queue->answers = memory_->data() + queue->answers_at;
+    queue->entries_at += memory_->at();
+    queue->answers_at += memory_->at();
+    queue->doorbell = kDoorbells + uint64_t{2} * queue->number * stride_;
+  }
   return reset();
 }
 
@@ -94,7 +108,7 @@ Status Driver::check_capabilities() {
     return driver_error(address_, EOPNOTSUPP, "has no pages of 4 KiB");
   if (((capabilities >> 37) & 1) == 0)
     return driver_error(address_, EOPNOTSUPP, "has no commands of NVM namespaces");
-  if (kDoorbells + 4 * stride_ > device_->registers_bytes())
+  if (kDoorbells + size_t{2} * (kLoudQueue + 1) * stride_ > device_->registers_bytes())
     return driver_error(address_, EOPNOTSUPP, "has too few registers");
   return {};
 }
@@ -119,12 +133,11 @@ Status Driver::reset() {
   std::lock_guard lock(admin_mutex_);
   write32(kConfiguration, device_->read32(kConfiguration) & ~kEnable);
   STOKER_TRY(wait_ready(false));
-  for (Queue* queue : {&admin_, &io_}) {
-    std::memset(queue->answers, 0, size_t{queue->size} * 16);
-    queue->tail = queue->head = 0;
+  for (Queue* queue : {&admin_, &loud_, &quiet_}) {
+    std::memset(queue->answers, 0, size_t{queue->answers_size} * 16);
+    queue->tail = queue->head = queue->rung = queue->acknowledged = queue->busy = 0;
     queue->phase = 1;
   }
-  rung_ = acknowledged_ = 0;
   shadowing_ = false;
   std::memset(memory_->data() + kShadowsAt, 0, 2 * kPage);
   write32(kAdminSizes, (kAdminEntries - 1) << 16 | (kAdminEntries - 1));
@@ -135,20 +148,32 @@ Status Driver::reset() {
   return make_queues();
 }
 
+// A controller that has one pair only gets the loud one.
 Status Driver::make_queues() {
-  const auto make = [&](uint8_t opcode, uint64_t at, uint32_t word11) -> Status {
-    Command command;
-    command.opcode = opcode;
-    command.word10 = (io_.size - 1) << 16 | kIoQueue;
-    command.word11 = word11;
-    const auto entry = encode(command, 0, at);
-    put(admin_, entry);
-    write32(admin_.doorbell, admin_.tail);
-    return administer_locked(command);
-  };
-  STOKER_TRY(make(kMakeAnswers, io_.answers_at, kContiguous | kInterrupts));
-  STOKER_TRY(make(kMakeEntries, io_.entries_at, kIoQueue << 16 | kContiguous));
+  const Command count{.opcode = kSet, .word10 = kQueueCount, .word11 = 1U << 16 | 1};
+  // Some refuse to count, and make what they are asked for all the same.
+  if (Status told = administer_locked(count); !told && told.error().sys_errno == ETIMEDOUT)
+    return told;
+  STOKER_TRY(make_pair(loud_, kInterrupts));
+  has_quiet_ = kDoorbells + size_t{2} * (kQuietQueue + 1) * stride_ <= device_->registers_bytes();
+  if (has_quiet_) {
+    if (const Status made = make_pair(quiet_, 0); !made) {
+      log().info("{}; each answer of it interrupts", made.error().message());
+      has_quiet_ = false;
+    }
+  }
   return use_shadows();
+}
+
+Status Driver::make_pair(const Queue& queue, uint32_t interrupts) {
+  const Command answers{.opcode = kMakeAnswers,
+                        .word10 = (queue.answers_size - 1) << 16 | queue.number,
+                        .word11 = kContiguous | interrupts};
+  STOKER_TRY(administer_locked(answers, queue.answers_at));
+  const Command entries{.opcode = kMakeEntries,
+                        .word10 = (queue.size - 1) << 16 | queue.number,
+                        .word11 = queue.number << 16 | kContiguous};
+  return administer_locked(entries, queue.entries_at);
 }
 
 // A write of a register costs the processor much more than one of memory. Where the drive looks at
@@ -156,14 +181,11 @@ Status Driver::make_queues() {
 Status Driver::use_shadows() {
   const std::span<std::byte, kIdentifyBytes> answer(memory_->data() + kScratchAt, kIdentifyBytes);
   const Command ask = identify(kIdentifyController, 0, answer);
-  put(admin_, encode(ask, 0, memory_->at() + kScratchAt));
-  write32(admin_.doorbell, admin_.tail);
-  STOKER_TRY(administer_locked(ask));
-  if (!read_controller(answer).shadows || 4 * stride_ > kPage) return {};
+  STOKER_TRY(administer_locked(ask, memory_->at() + kScratchAt));
+  if (!read_controller(answer).shadows || size_t{2} * (kQuietQueue + 1) * stride_ > kPage)
+    return {};
   const Command command{.opcode = kUseShadows, .bytes = 2 * kPage};
-  put(admin_, encode(command, 0, memory_->at() + kShadowsAt));
-  write32(admin_.doorbell, admin_.tail);
-  if (const Status taken = administer_locked(command); !taken)
+  if (const Status taken = administer_locked(command, memory_->at() + kShadowsAt); !taken)
     log().info("{}; its registers are written each time", taken.error().message());
   else
     shadowing_ = true;
@@ -196,7 +218,7 @@ std::array<std::byte, 64> Driver::encode(const Command& command, uint16_t id, ui
   set(48, command.word12);
   // One page is named in the entry, and a second; of more the list is.
   if (command.bytes > 2 * kPage) {
-    const uint64_t list = lists_at(io_.size) + id * kPage;
+    const uint64_t list = lists_ + id * kPage;
     auto* pages = reinterpret_cast<uint64_t*>(memory_->data() + list);
     for (uint64_t at = kPage; at < command.bytes; at += kPage) *pages++ = data_at + at;
     set(32, memory_->at() + list);
@@ -221,8 +243,10 @@ bool Driver::answered(const Queue& queue) const {
   return yes;
 }
 
-// Waits for the answer to the one command that was put into the admin queue.
-Status Driver::administer_locked(const Command& command) {
+// Sends it to the admin queue and waits for the answer.
+Status Driver::administer_locked(const Command& command, uint64_t data_at) {
+  put(admin_, encode(command, 0, data_at));
+  write32(admin_.doorbell, admin_.tail);
   const auto end = std::chrono::steady_clock::now() + kAdminTimeout;
   while (!answered(admin_)) {
     if (device_->read32(kStatus) == kGone) return driver_error(address_, ENODEV, "was removed");
@@ -233,7 +257,7 @@ Status Driver::administer_locked(const Command& command) {
   }
   uint32_t word = 0;
   std::memcpy(&word, admin_.answers + size_t{admin_.head} * 16 + 12, sizeof word);
-  admin_.head = (admin_.head + 1) % admin_.size;
+  admin_.head = (admin_.head + 1) % admin_.answers_size;
   if (admin_.head == 0) admin_.phase ^= 1;
   write32(admin_.doorbell + stride_, admin_.head);
   const auto status = static_cast<uint16_t>(word >> 17);
@@ -248,10 +272,7 @@ Result<Space> Driver::space(uint32_t number) {
   std::lock_guard lock(admin_mutex_);
   std::span<std::byte, kIdentifyBytes> answer(memory_->data() + kScratchAt, kIdentifyBytes);
   const auto ask = [&](uint8_t what, uint32_t space) {
-    const Command command = identify(what, space, answer);
-    put(admin_, encode(command, 0, memory_->at() + kScratchAt));
-    write32(admin_.doorbell, admin_.tail);
-    return administer_locked(command);
+    return administer_locked(identify(what, space, answer), memory_->at() + kScratchAt);
   };
   STOKER_TRY(ask(kIdentifyController, 0));
   const Controller controller = read_controller(answer);
@@ -263,21 +284,27 @@ Result<Space> Driver::space(uint32_t number) {
   return found;
 }
 
-void Driver::send(Op& op, const Command& command, uint64_t data_at, uint64_t now_ns) {
+void Driver::send(Op& op, const Command& command, uint64_t data_at, uint64_t now_ns, bool quiet) {
   const uint16_t id = free_.back();
   free_.pop_back();
   Sent& sent = sent_[id];
-  sent = {&op, now_ns, 0, encode(command, id, data_at)};
-  put(io_, sent.entry);
+  sent = {&op, now_ns, 0, quiet && has_quiet_, encode(command, id, data_at)};
+  Queue& queue = queue_of(sent.quiet);
+  ++queue.busy;
+  put(queue, sent.entry);
 }
 
 bool Driver::ring() {
-  if (rung_ == io_.tail) return false;
-  knock(io_.doorbell, std::exchange(rung_, io_.tail), io_.tail);
-  return true;
+  bool rang = false;
+  for (Queue* queue : {&quiet_, &loud_}) {
+    if (queue->rung == queue->tail) continue;
+    knock(queue->doorbell, std::exchange(queue->rung, queue->tail), queue->tail);
+    rang = true;
+  }
+  return rang;
 }
 
-bool Driver::done() const { return answered(io_); }
+bool Driver::done() const { return answered(quiet_) || answered(loud_); }
 
 Driver::Health Driver::health() const {
   const uint32_t status = device_->read32(kStatus);
@@ -286,20 +313,32 @@ Driver::Health Driver::health() const {
 }
 
 Driver::Done Driver::take() {
+  Queue& queue = queue_of(answered(quiet_));
   uint32_t word = 0;
-  std::memcpy(&word, io_.answers + size_t{io_.head} * 16 + 12, sizeof word);
-  io_.head = (io_.head + 1) % io_.size;
-  if (io_.head == 0) io_.phase ^= 1;
+  std::memcpy(&word, queue.answers + size_t{queue.head} * 16 + 12, sizeof word);
+  queue.head = (queue.head + 1) % queue.answers_size;
+  if (queue.head == 0) queue.phase ^= 1;
   const auto id = static_cast<uint16_t>(word);
-  if (id >= sent_.size() || sent_[id].op == nullptr) return {nullptr, 0, false};
+  if (id >= sent_.size() || sent_[id].op == nullptr || &queue_of(sent_[id].quiet) != &queue)
+    return {nullptr, 0, false};
+  --queue.busy;
   free_.push_back(id);
   return {std::exchange(sent_[id].op, nullptr), static_cast<int>(word >> 17),
           sent_[id].aborted_ns != 0};
 }
 
+// The quiet queue has room for the answers of all commands several times over, so the drive is told
+// before half of that is used. It may raise no interrupt for the loud one before it was told.
 void Driver::acknowledge() {
-  if (acknowledged_ == io_.head) return;
-  knock(io_.doorbell + stride_, std::exchange(acknowledged_, io_.head), io_.head);
+  for (Queue* queue : {&quiet_, &loud_}) {
+    const uint32_t taken =
+        (queue->head + queue->answers_size - queue->acknowledged) % queue->answers_size;
+    const uint32_t bear = queue == &quiet_ && queue->answers_size >= 2 * queue->size
+                              ? queue->answers_size / 2 - 1
+                              : 0;
+    if (taken <= bear) continue;
+    knock(queue->doorbell + stride_, std::exchange(queue->acknowledged, queue->head), queue->head);
+  }
 }
 
 uint64_t Driver::oldest_ns() const {
@@ -325,11 +364,8 @@ Result<size_t> Driver::abort_before(uint64_t time_ns, uint64_t now_ns) {
     Sent& sent = sent_[id];
     if (sent.op == nullptr || sent.aborted_ns != 0 || sent.sent_ns >= time_ns) continue;
     sent.aborted_ns = now_ns;
-    Command command;
-    command.opcode = kAbort;
-    command.word10 = static_cast<uint32_t>(id) << 16 | kIoQueue;
-    put(admin_, encode(command, 0, 0));
-    write32(admin_.doorbell, admin_.tail);
+    const Command command{.opcode = kAbort,
+                          .word10 = static_cast<uint32_t>(id) << 16 | queue_of(sent.quiet).number};
     STOKER_TRY(administer_locked(command));
     ++asked;
   }
@@ -342,7 +378,10 @@ Status Driver::recover(uint64_t now_ns) {
     if (sent.op == nullptr) continue;
     sent.sent_ns = now_ns;
     sent.aborted_ns = 0;
-    put(io_, sent.entry);
+    sent.quiet = sent.quiet && has_quiet_;
+    Queue& queue = queue_of(sent.quiet);
+    ++queue.busy;
+    put(queue, sent.entry);
   }
   ring();
   return {};

@@ -1,5 +1,6 @@
-// Driver: one NVMe controller, driven from user space: an admin queue, and one pair of queues for
-// I/O that is polled.
+// Driver: one NVMe controller, driven from user space: an admin queue, and two pairs of queues for
+// I/O. Answers of the loud one raise the drive's interrupt; those of the quiet one must be polled
+// for, and spare the processor an interrupt each.
 #pragma once
 
 #include <functional>
@@ -29,17 +30,18 @@ class Driver {
   bool room() const { return !free_.empty(); }
   bool idle() const { return free_.size() == sent_.size(); }
   // Needs room(). `data_at` is where the device sees the command's data. The controller learns of
-  // it by ring().
-  void send(Op& op, const Command& command, uint64_t data_at, uint64_t now_ns);
-  bool ring();        // false: there was nothing new
-  bool done() const;  // whether take() has something
+  // it by ring(). Not `quiet`: its answer interrupts, too.
+  void send(Op& op, const Command& command, uint64_t data_at, uint64_t now_ns, bool quiet);
+  bool quiet_idle() const { return quiet_.busy == 0; }  // no answer comes without an interrupt
+  bool ring();                                          // false: there was nothing new
+  bool done() const;                                    // whether take() has something
   struct Done {
     Op* op;  // null: the answer names no command that was sent; the drive needs a reset
     int status;
     bool aborted;  // that was asked for
   };
   Done take();         // needs done()
-  void acknowledge();  // what was taken makes room for more answers
+  void acknowledge();  // what was taken makes room for more answers, where the drive may lack it
 
   // The time at which the oldest command was sent; UINT64_MAX: none.
   uint64_t oldest_ns() const;
@@ -61,14 +63,17 @@ class Driver {
     Op* op = nullptr;
     uint64_t sent_ns = 0;
     uint64_t aborted_ns = 0;  // when that was asked; 0: it was not
+    bool quiet = false;
     std::array<std::byte, 64> entry{};
   };
   struct Queue {
     std::byte* entries = nullptr;
     std::byte* answers = nullptr;
     uint64_t entries_at = 0, answers_at = 0;
-    uint32_t size = 0;
+    uint32_t number = 0, size = 0, answers_size = 0;
     uint32_t tail = 0, head = 0;
+    uint32_t rung = 0, acknowledged = 0;  // the tail and the head that the controller knows
+    uint32_t busy = 0;                    // commands without an answer
     uint16_t phase = 1;
     size_t doorbell = 0;
   };
@@ -79,11 +84,12 @@ class Driver {
   Status reset();
   Status wait_ready(bool ready);
   Status make_queues();
-  Result<uint32_t> administer(const Command& command, uint16_t id);
-  Status administer_locked(const Command& command);
+  Status make_pair(const Queue& queue, uint32_t interrupts);
+  Status administer_locked(const Command& command, uint64_t data_at = 0);
   void write32(size_t at, uint32_t value);
   Status use_shadows();
   void knock(size_t doorbell, uint32_t before, uint32_t value);
+  Queue& queue_of(bool quiet) { return quiet ? quiet_ : loud_; }
   static void put(Queue& queue, const std::array<std::byte, 64>& entry);
   bool answered(const Queue& queue) const;
   std::array<std::byte, 64> encode(const Command& command, uint16_t id, uint64_t data_at);
@@ -98,9 +104,9 @@ class Driver {
   bool shadowing_ = false;  // doorbells are in memory: the drive looks while it is busy
   std::mutex admin_mutex_;
   Queue admin_;  // guarded by admin_mutex_
-  Queue io_;
-  uint32_t rung_ = 0;          // the tail that the controller knows
-  uint32_t acknowledged_ = 0;  // and the head
+  Queue loud_, quiet_;
+  bool has_quiet_ = false;
+  uint64_t lists_ = 0;  // where in the memory the lists of pages are, one of each command
   std::vector<Sent> sent_;
   std::vector<uint16_t> free_;
 };

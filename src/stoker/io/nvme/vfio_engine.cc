@@ -20,7 +20,8 @@ namespace {
 
 constexpr const char* kWhere = "io/nvme/vfio_engine";
 constexpr uint32_t kDepthMax = 1023;
-constexpr uint64_t kSpinMin = 2'000, kSpinMax = 100'000;
+constexpr uint64_t kSpinMin = 10'000;
+constexpr uint64_t kNapMin = 50'000;  // of one without an interrupt to end it
 constexpr uint64_t kWatchNs = 100'000'000;
 constexpr uint16_t kAborted = 0x007;  // a status of the drive's: as was asked
 
@@ -159,6 +160,7 @@ VfioEngine::Drive& VfioEngine::drive_of(FileId file) const {
 
 size_t VfioEngine::submit(std::span<Op* const> ops) {
   const size_t taken = std::min<size_t>(ops.size(), depth_ - in_flight_);
+  if (in_flight_ == 0) waits_since_ns_ = 0;
   in_flight_ += static_cast<uint32_t>(taken);
   for (Op* op : ops.first(taken)) {
     const FileTable::File* file = files_.find(op->file);
@@ -212,7 +214,8 @@ void VfioEngine::send(Drive& drive, Op& op) {
       mapped_.emplace(&op, Mapped{at, command.bytes});
     }
   }
-  drive.driver->send(op, command, at, now());
+  if (!quiet()) vfio_counters_.loud_ops.add(1);
+  drive.driver->send(op, command, at, now(), quiet());
 }
 
 // The drive is done with the memory of the op's command.
@@ -247,7 +250,9 @@ size_t VfioEngine::reap() {
   for (size_t i = 0; i < drives(); ++i) {
     Drive& drive = *drives_[i];
     // At most as many as were in flight: done() may submit again.
+    bool first = true;
     for (uint32_t left = depth_; left > 0 && !drive.gone && drive.driver->done(); --left) {
+      if (std::exchange(first, false)) book_wait();
       const Driver::Done done = drive.driver->take();
       if (done.op == nullptr) {
         reset(drive, "it answers to a command that it was not given");
@@ -282,17 +287,22 @@ size_t VfioEngine::poll(uint64_t wait_ns) {
   watch(begin);
   completed += complete_failed();
   if (completed > 0 || woken || wait_ns == 0) return completed;
-  if (in_flight_ > 0 && spin(begin + std::min(spin_ns_, wait_ns))) {
-    spin_ns_ = std::min(spin_ns_ * 2, kSpinMax);
-  } else {
-    if (in_flight_ > 0) {
-      vfio_counters_.wasted_polls.add(1);
-      spin_ns_ = std::max(spin_ns_ / 2, kSpinMin);
-    }
+  if (waits_since_ns_ == 0) waits_since_ns_ = begin;
+  const uint64_t end = waits_since_ns_ + std::max(2 * mean_wait_ns_, kSpinMin);
+  const bool spins = in_flight_ > 0 && quiet() && begin < end;
+  if (!spins || !spin(begin + std::min(wait_ns, end - begin))) {
+    if (spins) vfio_counters_.wasted_polls.add(1);
     sleep(wait_ns);
   }
   woken_ = false;
   return reap();
+}
+
+// Once there is something to take: how long that was waited for.
+void VfioEngine::book_wait() {
+  const uint64_t waited = waits_since_ns_ == 0 ? 0 : now() - waits_since_ns_;
+  waits_since_ns_ = 0;
+  mean_wait_ns_ = (7 * mean_wait_ns_ + waited) / 8;
 }
 
 // Whether something came until then.
@@ -307,7 +317,7 @@ bool VfioEngine::spin(uint64_t until_ns) {
 }
 
 // Until a drive interrupts, or wake(). An answer that came before raised its interrupt already, so
-// none is missed.
+// none is missed. For those that raise none it naps, a fourth longer than it has waited.
 void VfioEngine::sleep(uint64_t wait_ns) {
   std::array<pollfd, kDrivesMax + 1> fds{};
   const size_t count = drives();
@@ -315,7 +325,12 @@ void VfioEngine::sleep(uint64_t wait_ns) {
   for (size_t i = 0; i < count; ++i) fds[i + 1] = {drives_[i]->driver->interrupt(), POLLIN, 0};
   sleeping_ = true;
   if (!woken_) {
-    const uint64_t most = in_flight_ > 0 ? std::min(wait_ns, watch_ns()) : wait_ns;
+    uint64_t most = in_flight_ > 0 ? std::min(wait_ns, watch_ns()) : wait_ns;
+    for (size_t i = 0; i < count; ++i) {
+      if (drives_[i]->gone || drives_[i]->driver->quiet_idle()) continue;
+      most = std::min(most, std::max(kNapMin, (now() - waits_since_ns_) / 4));
+      break;
+    }
     const timespec time{static_cast<time_t>(most / 1'000'000'000),
                         static_cast<long>(most % 1'000'000'000)};
     ppoll(fds.data(), count + 1, most == UINT64_MAX ? nullptr : &time, nullptr);

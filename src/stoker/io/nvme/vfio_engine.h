@@ -2,8 +2,9 @@
 // to vfio-pci: "nvme:0000:00:04.0", or "nvme:0000:00:04.0/2" for the second namespace.
 //
 // A transfer costs no system call and no copy while the engine is busy: commands are laid into the
-// drive's queue and answers are polled. With nothing to do poll() spins for a while that adapts to
-// how often this pays, and then sleeps until the drive interrupts.
+// drive's queue and answers are polled. With nothing to take poll() spins, where answers come soon,
+// for twice as long as they took of late. Only where they come later does it ask for interrupts,
+// and sleeps until one.
 #pragma once
 
 #include <array>
@@ -35,6 +36,7 @@ struct VfioOptions {
 struct VfioCounters {
   Counter system_calls;  // of the polling thread
   Counter wasted_polls;  // spins that found nothing
+  Counter loud_ops;      // whose answers interrupt
   Counter mapped_ops;    // on memory that no arena had registered: mapped for the one transfer
   Counter aborts, resets;
 };
@@ -56,6 +58,7 @@ class VfioEngine final : public Engine {
 
  private:
   static constexpr size_t kDrivesMax = 16;
+  static constexpr uint64_t kSpinMax = 500'000;
   // A driver with its state of the polling thread.
   struct Drive {
     std::unique_ptr<Driver> driver;
@@ -87,6 +90,8 @@ class VfioEngine final : public Engine {
   size_t reap();
   bool spin(uint64_t until_ns);
   void sleep(uint64_t wait_ns);
+  bool quiet() const { return 2 * mean_wait_ns_ <= kSpinMax; }
+  void book_wait();
   void ring();
   void watch(uint64_t now_ns);
   void watch(Drive& drive, uint64_t now_ns);
@@ -112,7 +117,8 @@ class VfioEngine final : public Engine {
   std::unordered_map<Op*, Mapped> mapped_;
   std::unordered_map<Op*, uint32_t> repeats_;  // of ops whose command was aborted
   uint32_t in_flight_ = 0;
-  uint64_t spin_ns_ = 20'000;
+  uint64_t waits_since_ns_ = 0;     // for an answer, with none to take; 0: it does not
+  uint64_t mean_wait_ns_ = 20'000;  // of late; 0 is a wait that found one there
   uint64_t watched_ns_ = 0;
 };
 

@@ -256,6 +256,44 @@ TEST_F(OwnDriver, ABusyEngineMakesNoSystemCallAndACommandADoorbell) {
   EXPECT_EQ(engine_->vfio_counters().mapped_ops.get(), 0U);
 }
 
+TEST_F(OwnDriver, AnswersInterruptOnlyWhereTheyComeLate) {
+  open();
+  for (int round = 0; round < 100; ++round) {
+    submit(Op::Kind::write, 8);
+    ASSERT_TRUE(finish());
+  }
+  expect_written();
+  EXPECT_EQ(drive_.interrupts, 0U);
+  EXPECT_EQ(engine_->vfio_counters().loud_ops.get(), 0U);
+  drive_.silent = 1;  // until it is aborted
+  submit(Op::Kind::write, 1);
+  ASSERT_TRUE(finish());
+  EXPECT_EQ(engine_->vfio_counters().wasted_polls.get(), 1U) << "one wait, one spin";
+  submit(Op::Kind::write, 8);
+  ASSERT_TRUE(finish());
+  expect_written();
+  EXPECT_EQ(engine_->vfio_counters().loud_ops.get(), drive_.interrupts);
+  EXPECT_GE(drive_.interrupts, 8U);
+  for (int round = 0; round < 100; ++round) {
+    submit(Op::Kind::read, 1);
+    ASSERT_TRUE(finish());
+  }
+  const uint32_t before = drive_.interrupts;
+  EXPECT_LT(before, 100U);
+  submit(Op::Kind::read, 8);
+  ASSERT_TRUE(finish());
+  EXPECT_EQ(drive_.interrupts, before) << "they come soon again";
+}
+
+TEST_F(OwnDriver, AControllerWithOnePairOfQueuesIsDrivenByIt) {
+  drive_.pairs_max = 1;
+  open();
+  submit(Op::Kind::write, 8);
+  ASSERT_TRUE(finish());
+  expect_written();
+  EXPECT_EQ(drive_.interrupts, 8U);
+}
+
 TEST_F(OwnDriver, ADriveThatLooksAtDoorbellsInMemoryIsNotKnockedAt) {
   drive_.offers_shadows = true;
   open(kSoon, 256);  // where the queue begins anew, it is knocked at all the same
