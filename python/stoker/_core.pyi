@@ -112,6 +112,18 @@ class Batch:
     @property
     def objects(self) -> list[tuple[int, int, int]]: ...  # source, object, bytes asked for
 
+class PipelineThreads:
+    """The threads of one loader, `threads` of them to begin with: data/pipeline_threads.h."""
+
+    def __init__(self, threads: int, most: int) -> None: ...
+    def use(self, threads: int) -> None: ...  # from now on; from 1 to `most`
+    @property
+    def threads(self) -> int: ...
+    @property
+    def most(self) -> int: ...
+    @property
+    def busy_ns(self) -> int: ...  # that they worked, added up
+
 class Images:
     """The images of a batch that are decoded, or were: data/image_decoder.h. What follows wait() is
     a ValueError before they are there."""
@@ -130,7 +142,7 @@ class Images:
     def stage(self) -> tuple[str, int, int]: ...  # as one of Batch.stages
 
 class ImageDecoder:
-    """Decodes the JPEGs of batches on threads of its own: data/image_decoder.h."""
+    """Decodes the JPEGs of batches on threads of a pipeline: data/image_decoder.h."""
 
     def __init__(
         self,
@@ -140,7 +152,7 @@ class ImageDecoder:
         flip: bool,
         normalise: tuple[tuple[float, float, float], tuple[float, float, float]] | None,
         seed: int,
-        threads: int,
+        threads: PipelineThreads,
         spares: int,
     ) -> None: ...
     # The batch's sample i stands at position `first` + i of epochs of `samples`; 0: no epochs.
@@ -161,7 +173,8 @@ class BatchReader:
         self,
         sources: list[tuple[Store, SampleTable, str | None, list[str]]],
         spares: int,
-        unpacked_bytes: int = 256 << 20,  # of each source, for compressed objects
+        unpacked_bytes: int,  # of each source, for compressed objects
+        threads: PipelineThreads,
     ) -> None: ...
     def read(self, sequence: Sequence, first: int, last: int) -> Batch: ...  # of positions
     def read_samples(self, source: int, samples: Any) -> Batch: ...  # uint64 [n]

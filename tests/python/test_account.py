@@ -82,6 +82,23 @@ def test_bytes_and_reads_have_their_tier_and_object(tmp_path):
         loader.close()
 
 
+def test_a_batch_that_is_there_is_no_wait(tmp_path):
+    with stoker.open_store(f"dir:{tmp_path / 'data'}", create=True) as store:
+        put(store, "a.npy", npy(np.zeros((32, 10), np.float32)))
+        loader = Loader(Rows(store, "a.npy"), batch=4, endless=True)
+        batches = iter(loader)
+        next(batches)
+        loader.account.take()
+        for _ in range(5):
+            for _, _, begun, _ in loader._window:
+                begun._batch.wait()
+            next(batches)
+        row = loader.account.take()
+        assert row["batches"] == 5 and row["late"] == 0
+        assert row["wait_seconds"] == {} and row["objects"] == {}
+        loader.close()
+
+
 def test_a_cache_is_a_tier_of_its_own(tmp_path):
     with stoker.open_store(f"dir:{tmp_path / 'slow'}", create=True) as slow:
         put(slow, "a.npy", npy(np.arange(64 * 1024, dtype=np.float32).reshape(64, 1024)))

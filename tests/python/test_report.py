@@ -297,7 +297,7 @@ def test_advice_follows_the_cache():
 @pytest.mark.parametrize(
     "stage, words",
     [
-        ("decode", "images to be decoded: decode on more threads (Jpeg(threads=))"),
+        ("decode", "images to be decoded: leave the loader a core that training does not use, or"),
         ("transform", "the transform in Python: give it more workers (workers=)"),
         ("collate", "the collate in Python: move it to transform="),
         ("source", "samples of a source in Python: put them into a store"),
@@ -311,12 +311,42 @@ def test_each_stage_has_its_advice(stage, words):
     assert advice(ran)[0].startswith(f"10% of the step waited for {words}")
 
 
+def test_a_loader_that_used_all_of_its_cores_is_to_have_more():
+    ran = [row | {"stall_seconds": {"data": 0.1}} for row in data_rows(4)]
+    for row in ran:
+        row["loaders"]["loader"] |= {
+            "wait_seconds": {"decode": 0.1},
+            "threads": 2,
+            "cpus": 2,
+            "busy_seconds": 1.8 * row["seconds"],
+        }
+    assert (
+        "decoded: let the loader use more cores (cpus=4; it has 2, 90% busy), or" in advice(ran)[0]
+    )
+    assert figures.pipeline(ran) == (2, 2, pytest.approx(0.9))
+    for row in ran:
+        row["loaders"]["loader"]["threads"] = 1  # it may take one more by itself
+    assert "decoded: leave the loader a core" in advice(ran)[0]
+    assert figures.pipeline(data_rows(1)) is None
+
+
 def test_utilisation_leaves_the_first_step_out():
     ran = rows(3)
     for row, waited in zip(ran, (0.9, 0.2, 0.4), strict=True):
         row["stall_seconds"] = {"data": waited}
     assert figures.utilisation(ran) == pytest.approx(0.7)
     assert figures.utilisation([]) is None
+
+
+def test_what_batches_cost_is_counted_without_the_first_step():
+    ran = data_rows(5, seconds=0.25)
+    for row in ran:
+        row["seconds"] = 0.5 if row["step"] > ran[0]["step"] else 1000.0
+        row["loaders"]["loader"]["late"] = row["step"] % 2
+    late = sum(row["step"] % 2 for row in ran[1:])
+    assert figures.batches(ran) == (pytest.approx(0.5), late, 4)
+    assert figures.batches([]) is None
+    assert figures.batches(rows(3)) == (0.0, 0, 0)  # no loader told
 
 
 def test_waits_for_data_are_never_more_than_the_step_waited():

@@ -191,6 +191,11 @@ Runs plan_of(const SampleTable& table) {
 
 using StoreHandles = std::vector<std::shared_ptr<StoreHandle>>;
 
+// Of a loader. Its reader and its decoder end before it does; in a forked process it stays.
+struct PyPipelineThreads {
+  std::shared_ptr<data::PipelineThreads> threads;
+};
+
 struct PyBatchReader {
   PyBatchReader() = default;
   PyBatchReader(PyBatchReader&&) = default;
@@ -219,7 +224,7 @@ using SourceOfPython = std::tuple<PyStore*, std::shared_ptr<SampleTable>,
                                   std::optional<std::string>, std::vector<std::string>>;
 
 PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t spares,
-                           uint64_t unpacked_bytes) {
+                           uint64_t unpacked_bytes, const PyPipelineThreads& threads) {
   std::vector<BatchSource> all;
   StoreHandles stores;
   for (const auto& [store, table, integers, tags] : sources) {
@@ -234,7 +239,8 @@ PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t sp
   auto made = std::make_unique<PyBatchReader>();
   made->stores = std::move(stores);
   made->reader = Unforked<BatchReader>(
-      unwrap(BatchReader::make(std::move(all), spares, {unpacked_bytes})).release());
+      unwrap(BatchReader::make(std::move(all), spares, {unpacked_bytes}, threads.threads))
+          .release());
   return made.release();
 }
 
@@ -378,7 +384,8 @@ using Floats3 = std::tuple<float, float, float>;
 
 PyImageDecoder* make_decoder(uint32_t height, uint32_t width, const std::string& crop, bool flip,
                              const std::optional<std::pair<Floats3, Floats3>>& normalise,
-                             const nb::int_& seed, size_t threads, size_t spares) {
+                             const nb::int_& seed, const PyPipelineThreads& threads,
+                             size_t spares) {
   data::JpegOptions options;
   options.height = height;
   options.width = width;
@@ -399,7 +406,7 @@ PyImageDecoder* make_decoder(uint32_t height, uint32_t width, const std::string&
   }
   auto made = std::make_unique<PyImageDecoder>();
   made->decoder = Unforked<data::ImageDecoder>(
-      unwrap(data::ImageDecoder::make(options, threads, spares)).release());
+      unwrap(data::ImageDecoder::make(options, threads.threads, spares)).release());
   return made.release();
 }
 
@@ -489,6 +496,22 @@ void bind_data(nb::module_& module) {
       .def_prop_ro("places", &places)
       .def_prop_ro("stages", &stages)
       .def_prop_ro("objects", &objects);
+  nb::class_<PyPipelineThreads>(module, "PipelineThreads", "Threads of one loader.")
+      .def(
+          "__init__",
+          [](PyPipelineThreads* self, size_t threads, size_t most) {
+            if (threads < 1 || most < threads)
+              raise_invalid("a pipeline has from 1 to `most` threads");
+            new (self) PyPipelineThreads{std::shared_ptr<data::PipelineThreads>(
+                new data::PipelineThreads(threads, most), DeleteWhereMade())};
+          },
+          nb::arg("threads"), nb::arg("most"))
+      .def(
+          "use", [](PyPipelineThreads& all, size_t threads) { all.threads->use(threads); },
+          nb::arg("threads"))
+      .def_prop_ro("threads", [](const PyPipelineThreads& all) { return all.threads->threads(); })
+      .def_prop_ro("most", [](const PyPipelineThreads& all) { return all.threads->most(); })
+      .def_prop_ro("busy_ns", [](const PyPipelineThreads& all) { return all.threads->busy_ns(); });
   nb::class_<PyImages>(module, "Images", "The images of a batch that are decoded, or were.")
       .def("ready", [](const PyImages& images) { return images.future.ready(); })
       .def("wait", &wait_for_images)
@@ -511,7 +534,7 @@ void bind_data(nb::module_& module) {
           "__init__",
           [](PyImageDecoder* self, uint32_t height, uint32_t width, const std::string& crop,
              bool flip, const std::optional<std::pair<Floats3, Floats3>>& normalise,
-             const nb::int_& seed, size_t threads, size_t spares) {
+             const nb::int_& seed, const PyPipelineThreads& threads, size_t spares) {
             auto made = std::unique_ptr<PyImageDecoder>(
                 make_decoder(height, width, crop, flip, normalise, seed, threads, spares));
             new (self) PyImageDecoder(std::move(*made));
@@ -526,13 +549,12 @@ void bind_data(nb::module_& module) {
       .def(
           "__init__",
           [](PyBatchReader* self, const std::vector<SourceOfPython>& sources, size_t spares,
-             uint64_t unpacked_bytes) {
-            auto made =
-                std::unique_ptr<PyBatchReader>(make_reader(sources, spares, unpacked_bytes));
+             uint64_t unpacked_bytes, const PyPipelineThreads& threads) {
+            auto made = std::unique_ptr<PyBatchReader>(
+                make_reader(sources, spares, unpacked_bytes, threads));
             new (self) PyBatchReader(std::move(*made));
           },
-          nb::arg("sources"), nb::arg("spares"),
-          nb::arg("unpacked_bytes") = data::ReaderLimits().unpacked_bytes)
+          nb::arg("sources"), nb::arg("spares"), nb::arg("unpacked_bytes"), nb::arg("threads"))
       .def("read", &read_positions, nb::arg("sequence"), nb::arg("first"), nb::arg("last"))
       .def("read_samples", &read_samples, nb::arg("source"), nb::arg("samples"));
 }

@@ -16,6 +16,8 @@ from typing import Any
 from stoker import _core
 from stoker.errors import StokerError
 
+from .threads import Scaling
+
 # Between the loader's threads, and to the loop: nobody worked on the batch.
 HAND_OVER = "hand over"
 Stages = Sequence[tuple[str, int, int]]  # name, begin, end on the clock of perf_counter_ns()
@@ -83,11 +85,13 @@ class Account:
     def __init__(self, ahead: int) -> None:
         self.ahead = ahead
         self.tiers: Tiers | None = None  # where the sources lie in stores
+        self.scaling: Scaling | None = None  # there as well
         self._caches: dict[str, dict[str, Any]] = {}
         self._clear()
 
     def _clear(self) -> None:
         self.batches = self.samples = 0
+        self.late = 0  # batches that were not ready when the loop asked
         self.seconds: Counter[str] = Counter()  # by stage; reads with their tier
         self.work: Counter[str] = Counter()  # seconds of stages, waited for or not
         self.bytes: Counter[str] = Counter()  # by tier
@@ -128,6 +132,7 @@ class Account:
     ) -> None:
         """The loop waited from `began` to `ended` for a batch that went through these stages, one
         behind another."""
+        self.late += 1
         at, left = began, ended - began
         for stage, first, last in stages:
             inside = min(last, ended) - max(first, at)
@@ -181,12 +186,15 @@ class Account:
         row = {
             "batches": self.batches,
             "samples": self.samples,
+            "late": self.late,
             "ahead": self.ahead,
             "wait_seconds": {name: each for name, each in self.seconds.items() if each > 0},
             "work_seconds": {name: each for name, each in self.work.items() if each > 0},
             "bytes": {name: each for name, each in self.bytes.items() if each},
             "objects": dict(self.objects.most_common(3)),
         }
+        if self.scaling is not None:
+            row |= self.scaling.take()
         if told:
             row["caches"] = told
         self._clear()

@@ -25,7 +25,8 @@ class Jpeg:
     the area, 3:4 to 4:3 wide, keyed by (seed, epoch, sample); "centre" is the largest part in the
     middle of that shape; None takes the whole image, whatever its shape. flip: mirror half of the
     images. normalise: (mean, deviation) of red, green and blue from 0 to 1, as `IMAGENET`, gives
-    float32; else uint8. threads: that decode. on_corrupt: "raise" names the sample; "skip" leaves
+    float32; else uint8. threads: that decode to begin with; the loader adds some up to its cpus=
+    while the loop waits for them. on_corrupt: "raise" names the sample; "skip" leaves
     it out: the batch is smaller then, and `skipped` counts, `skipped_samples` lists it.
 
     The JPEG of a sample is the first of its parts that begins as one does. A batch is a dict:
@@ -58,9 +59,9 @@ class Jpeg:
                 f"resize= and threads= are at least 1, not {self.height} x {self.width} and"
                 f" {self.threads}"
             )
-        self.decoder(0, 1)  # raises what else makes no sense
+        self.decoder(0, 1, _core.PipelineThreads(1, 1))  # raises what else makes no sense
 
-    def decoder(self, seed: int, ahead: int) -> _core.ImageDecoder:
+    def decoder(self, seed: int, ahead: int, threads: _core.PipelineThreads) -> _core.ImageDecoder:
         return _core.ImageDecoder(
             self.height,
             self.width,
@@ -68,7 +69,7 @@ class Jpeg:
             self.flip,
             self.normalise,
             seed,
-            self.threads,
+            threads,
             ahead + 1,  # and the one that the loop has
         )
 

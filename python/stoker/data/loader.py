@@ -15,6 +15,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
+from stoker import _core
+
 from ..errors import InvalidArgument
 from . import windows
 from .account import HAND_OVER, Account, Stages
@@ -24,6 +26,7 @@ from .images import Decoded, Decoding, Jpeg, name_of
 from .order import Sequence
 from .planning import choose
 from .stored import UNPACKED_BYTES, Reading, StoredSources, all_stored
+from .threads import Scaling, default_cpus
 from .watch import Watch
 from .workers import Workers
 
@@ -67,7 +70,10 @@ class Loader:
     sample. collate: from what `Source.batch` or `decode` gives, or from the list of what the
     transform made (default_collate then), to the batch; it runs on a thread of the loader's own.
     unpacked_bytes: memory of a source for compressed shards, which come whole: those on their way,
-    and those that are kept for their other samples.
+    and those that are kept for their other samples. cpus: C++ threads that verify, unpack and
+    decode, at most; half of the cores that the process may use by default. There is one to begin
+    with. Another one comes while the loop waits and those that are there are busy, and goes again
+    when they were idle for a while (threads.py). Give it where several ranks share a machine.
 
     The order is a pure function of (samples, seed, position). It depends neither on ranks nor on
     threads, so a resume may have other ranks, as long as batch x ranks is the same. `state_dict()`
@@ -102,9 +108,11 @@ class Loader:
         workers: int = 1,
         collate: Callable[[Any], Any] | None = None,
         unpacked_bytes: int = UNPACKED_BYTES,
+        cpus: int | None = None,
     ) -> None:
         sources: list[Source] = list(source) if isinstance(source, list | tuple) else [source]
         _check(sources, batch, weights, shuffle, ahead)
+        threads = _threads(cpus, decode) if all_stored(sources) else None
         self.batch, self.seed = batch, seed
         self.rank, self.ranks = _place(rank, ranks)
         chosen = None
@@ -151,9 +159,12 @@ class Loader:
             collate,
             ahead,
             unpacked_bytes,
+            threads,
         )
         self.account = Account(ahead)  # what waits cost, and what gave the bytes
-        if all_stored(sources):
+        self._scaling: Scaling | None = None  # of the C++ threads, where there are
+        if threads is not None:
+            self._scaling = self.account.scaling = Scaling(threads)
             self.account.of_stores([each.store for each in sources])
         self._watch = Watch.of(sources)
         self._following = Following(sources, seed, weights)
@@ -281,6 +292,8 @@ class Loader:
     def _stop(self) -> None:
         if self._watch is not None:
             self._watch.forget()
+        if self._scaling is not None:
+            self._scaling.rest()
         self._window.clear()
         self._batches.close()
 
@@ -309,8 +322,13 @@ class Loader:
             raise
         if self._batches.stacks:
             batch = self._shape.of(batch)
-        self._book(begun, caches, None if ready else (began, time.perf_counter_ns()))
+        ended = time.perf_counter_ns()
+        self._book(begun, caches, None if ready else (began, ended))
+        if self._scaling is not None:
+            self._scaling.gave(ended, 0 if ready else ended - began)
         if self._batches.ends(last):
+            if self._scaling is not None:
+                self._scaling.rest()
             self._window.clear()
             self._batches.rest()
         else:
@@ -419,17 +437,18 @@ class _Batches:
         collate: Callable[[Any], Any] | None,
         ahead: int,
         unpacked_bytes: int,
+        threads: _core.PipelineThreads | None,  # where sources lie in stores
     ) -> None:
         self.order, self.size, self.endless = order, size, endless
         self._sources, self._rank, self._ranks = sources, rank, ranks
         self.drop_last, self._collate = drop_last, collate
         self._stored = (
-            StoredSources(sources, ahead, unpacked_bytes) if all_stored(sources) else None
+            StoredSources(sources, ahead, unpacked_bytes, threads) if threads is not None else None
         )
-        self._jpeg = decode
-        self._decoder = decode.decoder(seed, ahead) if decode is not None else None
         if decode is not None and self._stored is None:
             raise InvalidArgument("decode= needs sources whose samples lie in stores (Tar, Files)")
+        self._jpeg = decode
+        self._decoder = decode.decoder(seed, ahead, threads) if decode is not None else None
         self._seed, self._workers = seed, workers
         if workers is not None and collate is None:
             self._collate = torch.utils.data.default_collate
@@ -561,6 +580,19 @@ def _check(
     for index, each in enumerate(sources):
         if len(each) < 1:
             raise ValueError(f"a loader needs at least one sample, but source {index} has none")
+
+
+def _threads(cpus: int | None, decode: Jpeg | None) -> _core.PipelineThreads:
+    first = decode.threads if decode is not None else 1
+    if cpus is None:
+        cpus = max(first, default_cpus())
+    if cpus < first:
+        raise ValueError(
+            f"cpus={cpus} allows fewer threads than "
+            + ("the one that there must be" if cpus < 1 else f"Jpeg(threads={first}) has")
+            + f": give at least cpus={first}"
+        )
+    return _core.PipelineThreads(first, cpus)
 
 
 def _place(rank: int | None, ranks: int | None) -> tuple[int, int]:

@@ -84,13 +84,19 @@ class StoredSources:
     """Reads batches of several sources by one `BatchReader`."""
 
     def __init__(
-        self, sources: Several[Stored], ahead: int, unpacked_bytes: int = UNPACKED_BYTES
+        self,
+        sources: Several[Stored],
+        ahead: int,
+        unpacked_bytes: int = UNPACKED_BYTES,
+        threads: _core.PipelineThreads | None = None,
     ) -> None:
+        """threads: None is one of their own."""
         self.sources = sources
         self._reader = _core.BatchReader(
             [(each.store, each.table, each.integers, _compared(each)) for each in sources],
             ahead + 1,  # and the one that the loop has
             unpacked_bytes,
+            threads or _core.PipelineThreads(1, 1),
         )
         kinds = {each.kind for each in sources}
         self.alike = len(kinds) == 1 and None not in kinds

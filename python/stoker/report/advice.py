@@ -74,15 +74,12 @@ def _of_data(stage: str, rows: Sequence[Row]) -> tuple[str, str]:
     if stage.startswith("read "):
         return _of_reads(stage.removeprefix("read "), rows)
     if stage == "decode":
-        return (
-            "images to be decoded",
-            "decode on more threads (Jpeg(threads=)), or store images of fewer pixels",
-        )
+        return "images to be decoded", f"{_threads(rows)}, or store images of fewer pixels"
     if stage == "unpack":
         return (
             "compressed shards to be unpacked",
-            "unpack them once (`stoker data build STORE OUT --unpack`), leave the loader a core "
-            "that training does not use, or give it more unpacked_bytes= where shards are unpacked "
+            "unpack them once (`stoker data build STORE OUT --unpack`), "
+            f"{_threads(rows)}, or give it more unpacked_bytes= where shards are unpacked "
             "again and again",
         )
     if stage in ("verify", "assemble", "queue", "hand over"):
@@ -92,7 +89,7 @@ def _of_data(stage: str, rows: Sequence[Row]) -> tuple[str, str]:
             "queue": "a thread of the loader",
             "hand over": "batches to pass between threads",
         }[stage]
-        return what, "leave the loader a core that training does not use, or make batches smaller"
+        return what, f"{_threads(rows)}, or make batches smaller"
     if stage == "source":
         return (
             "samples of a source in Python",
@@ -106,6 +103,17 @@ def _of_data(stage: str, rows: Sequence[Row]) -> tuple[str, str]:
     return (
         "data outside of any stage of a loader",
         "see what the loop does between `ledger.waiting('data')` and the next batch",
+    )
+
+
+def _threads(rows: Sequence[Row]) -> str:
+    """More of them, where the loader had all that it may have, and they were busy."""
+    busy = figures.pipeline(rows)
+    if busy is None or busy.threads < busy.cpus or busy.share < 0.5:
+        return "leave the loader a core that training does not use"
+    return (
+        f"let the loader use more cores (cpus={2 * busy.cpus}; it has {busy.cpus}, "
+        f"{busy.share:.0%} busy)"
     )
 
 

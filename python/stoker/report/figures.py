@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 OTHER = "other"  # waits for data that no loader told about
@@ -31,6 +31,29 @@ def loaders(row: Row, item: str) -> Counter[str]:
     for account in row.get("loaders", {}).values():
         total.update(account[item])
     return total
+
+
+class Pipeline(NamedTuple):
+    """The C++ threads of loaders."""
+
+    threads: int  # now
+    cpus: int  # the most that there may be
+    share: float  # of their time that they worked
+
+
+def pipeline(rows: Sequence[Row]) -> Pipeline | None:
+    """Of all loaders together; None where none has such threads."""
+    seconds = busy = 0.0
+    told: Pipeline | None = None
+    for row in rows:
+        accounts = [each for each in row.get("loaders", {}).values() if "threads" in each]
+        if not accounts:
+            continue
+        threads, cpus = (sum(each[item] for each in accounts) for item in ("threads", "cpus"))
+        seconds += row["seconds"] * threads
+        busy += sum(each["busy_seconds"] for each in accounts)
+        told = Pipeline(threads, cpus, min(1.0, busy / seconds) if seconds else 0.0)
+    return told
 
 
 def caches(row: Row) -> dict[str, dict[str, Any]]:
@@ -85,6 +108,27 @@ def utilisation(rows: Sequence[Row]) -> float | None:
     if not seconds:
         return None
     return sum(max(0.0, row["seconds"] - sum(waits(row).values())) for row in counted) / seconds
+
+
+class Batches(NamedTuple):
+    share: float  # of the time that the loop waited for data, without the first step
+    late: int  # batches that were not ready when the loop asked
+    batches: int
+
+
+def batches(rows: Sequence[Row]) -> Batches | None:
+    """What batches cost the loop; None where no time is told."""
+    counted = settled(rows)
+    seconds = sum(row["seconds"] for row in counted)
+    if not seconds:
+        return None
+    waited = sum(row["stall_seconds"].get("data", 0.0) for row in counted)
+    accounts = [each for row in counted for each in row.get("loaders", {}).values()]
+    return Batches(
+        waited / seconds,
+        sum(each.get("late", 0) for each in accounts),
+        sum(each["batches"] for each in accounts),
+    )
 
 
 def checkpoints(rows: Iterable[Row]) -> Iterator[dict[str, float]]:

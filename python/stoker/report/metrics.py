@@ -26,6 +26,8 @@ _HELP = {
     "stoker_sample_bytes_total": "Bytes of samples by the tier that gave them.",
     "stoker_batches_total": "Batches that loaders gave out.",
     "stoker_samples_total": "Samples of those batches.",
+    "stoker_loader_threads": "C++ threads that a loader has now.",
+    "stoker_loader_busy_seconds_total": "That they worked, added up.",
     "stoker_cache_held_bytes": "Bytes of blocks that a cache holds.",
     "stoker_cache_usable_bytes": "Bytes of blocks that it can hold.",
     "stoker_checkpoints_total": "Checkpoints saved by this process.",
@@ -62,6 +64,10 @@ class Metrics:
             for name, account in row.get("loaders", {}).items():
                 self._add("stoker_batches_total", account["batches"], loader=name)
                 self._add("stoker_samples_total", account["samples"], loader=name)
+                if "threads" in account:
+                    self._set("stoker_loader_threads", account["threads"], loader=name)
+                    busy = account["busy_seconds"]
+                    self._add("stoker_loader_busy_seconds_total", busy, loader=name)
             for name, cache in figures.caches(row).items():
                 self._set("stoker_cache_held_bytes", cache["held_bytes"], store=name)
                 self._set("stoker_cache_usable_bytes", cache["usable_bytes"], store=name)

@@ -212,6 +212,8 @@ def _tiles(rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> str:
         seconds = sum(row["seconds"] for row in rows)
         stalled = sum(figures.total_waits(rows).values())
         entries.append(("time stalled on storage", f"{stalled / seconds:.1%}"))
+        if data := figures.batches(rows):
+            entries.append(("time that batches were waited for", f"{data.share:.2%}"))
         entries.append(("training time", f"{seconds / 60:.1f} min"))
     if (share := figures.hit_share(rows)) is not None:
         entries.append(("of the samples' bytes came from the cache", f"{share:.1%}"))
@@ -333,6 +335,22 @@ def _data(rows: Sequence[dict[str, Any]]) -> list[str]:
             " for the slow one, whole blocks with them.",
         ),
     ]
+    threads = [(row["step"], busy.threads) for row in rows if (busy := figures.pipeline([row]))]
+    if threads:
+        told = figures.pipeline(rows)
+        sections.append(
+            _section(
+                "Threads of the loader",
+                charts.lines(
+                    [Series("threads", threads, "s0")],
+                    "Threads of the loader over steps",
+                    "step",
+                    "threads",
+                    from_zero=True,
+                ),
+                f"At most {told.cpus} (cpus=). They were {told.share:.0%} busy.",
+            )
+        )
     if objects:
         slowest = {name: f"{each:.3g} s" for name, each in objects.most_common(8)}
         sections.append(

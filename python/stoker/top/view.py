@@ -44,6 +44,10 @@ def lines(path: Path, rows: list[Row], steps: int | None, written_at: float | No
             f"{human_bytes(each / seconds)}/s from {tier}" for tier, each in samples.most_common()
         )
         shown.append(f"samples      {moved}")
+    if busy := figures.pipeline(recent):
+        shown.append(
+            f"loader       {busy.threads} of at most {busy.cpus} threads, {busy.share:.0%} busy"
+        )
     shown += [
         f"cache        {_cache(name, cache, recent)}"
         for name, cache in figures.caches(last).items()

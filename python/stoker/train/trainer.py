@@ -42,6 +42,7 @@ from ..plan.outlook import ADAMW
 from ..plan.text import PolicyEvents, comparison_text, event_text, plan_text, rates_text
 from .evaluate import chosen_windows, continuation, heldout_loss, unigram_entropy
 from .export import export_model
+from ..report import figures
 from ..report.ledger_file import LedgerFile, read_ledger
 from .memory import MemoryPeak
 from .model import Model, ModelConfig, compute_seconds, initialise, next_token_loss
@@ -497,6 +498,7 @@ def summarise(run: Run, process_peak: int) -> dict[str, Any]:
     )
     parameters = run.plan["parameters"]
     own = [row for row in rows if row["step"] > run.began_at]
+    batches = figures.batches(rows)
     return {
         "finished": run.finished,
         "heldout_loss_before": run.before,
@@ -510,6 +512,7 @@ def summarise(run: Run, process_peak: int) -> dict[str, Any]:
         "process_peak_bytes": process_peak,
         "bytes_per_parameter_step": moved / (parameters * len(rows)) if rows else 0.0,
         "stall_share": stalled / seconds if seconds else 0.0,
+        "batches": batches._asdict() if batches else {},
         "seconds": seconds,
         "tokens_per_second": sum(row["tokens"] for row in rows) / seconds if seconds else 0.0,
         "last_loss": rows[-1]["loss"] if rows else None,
@@ -577,6 +580,11 @@ def _write_results(run: Run, peak: MemoryPeak) -> dict[str, Any]:
     write_json(run.out / SUMMARY_FILE, summary)
     if summary["plan"]:
         say(comparison_text(summary["plan"]))
+    if data := summary["batches"]:
+        say(
+            f"batches      waited for {data['share']:.2%} of the time;"
+            f" {data['late']} of {data['batches']} were not ready when they were asked for"
+        )
     if run.before is not None:
         RunFolder(run.out).write_report(run.out / REPORT_FILE)
     return summary

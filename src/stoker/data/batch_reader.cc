@@ -11,7 +11,6 @@
 #include "stoker/base/bytes.h"
 #include "stoker/base/clock.h"
 #include "stoker/base/mutex.h"
-#include "stoker/base/pool.h"
 #include "stoker/data/neighbour_reads.h"
 #include "stoker/data/source_reads.h"
 
@@ -37,14 +36,16 @@ Batch::~Batch() {
 
 class BatchReader::State {
  public:
-  State(std::vector<BatchSource> sources, size_t spares, const ReaderLimits& limits)
+  State(std::vector<BatchSource> sources, size_t spares, const ReaderLimits& limits,
+        std::shared_ptr<PipelineThreads> threads)
       : sources_(std::move(sources)),
         spares_(std::make_shared<Spares>(spares)),
         raw_spares_(std::make_shared<Spares>(spares)),
-        neighbours_(kNeighbourSpares) {
+        neighbours_(kNeighbourSpares),
+        tasks_(std::move(threads)) {
     for (const BatchSource& each : sources_)
       reads_.push_back(std::make_unique<SourceReads>(*each.store, each.table, each.tags,
-                                                     limits.unpacked_bytes, pool_));
+                                                     limits.unpacked_bytes, tasks_));
     const uint64_t first = row_bytes_of(sources_.front());
     packed_ = first != 0 &&
               std::all_of(sources_.begin(), sources_.end(),
@@ -264,7 +265,7 @@ class BatchReader::State {
       work->batch->ranges[i] += ranges;
     }
     if (work->error || (!checks_ && work->neighbours.empty())) return finish(work);
-    pool_.run([this, work, &times] {
+    tasks_.run([this, work, &times] {
       times.taken = now();
       copy_all(*work);
       const uint64_t copied = now();
@@ -378,11 +379,12 @@ class BatchReader::State {
   Mutex mutex_;
   CondVar idle_;
   size_t under_way_ GUARDED_BY(mutex_) = 0;
-  Pool pool_{1};  // the last member: it ends before what its jobs use
+  PipelineTasks tasks_;  // the last member: it ends before what they use
 };
 
 Result<std::unique_ptr<BatchReader>> BatchReader::make(std::vector<BatchSource> sources,
-                                                       size_t spares, const ReaderLimits& limits) {
+                                                       size_t spares, const ReaderLimits& limits,
+                                                       std::shared_ptr<PipelineThreads> threads) {
   if (sources.empty())
     return make_error(Code::invalid_argument, "a reader needs at least one source", kWhere);
   for (const BatchSource& source : sources) {
@@ -393,8 +395,9 @@ Result<std::unique_ptr<BatchReader>> BatchReader::make(std::vector<BatchSource> 
       return make_error(Code::invalid_argument,
                         "samples of integers have equal sizes, a whole number of them", kWhere);
   }
-  return std::unique_ptr<BatchReader>(
-      new BatchReader(std::make_unique<State>(std::move(sources), spares, limits)));
+  if (threads == nullptr) threads = std::make_shared<PipelineThreads>(1, 1);
+  return std::unique_ptr<BatchReader>(new BatchReader(
+      std::make_unique<State>(std::move(sources), spares, limits, std::move(threads))));
 }
 
 BatchReader::BatchReader(std::unique_ptr<State> state) : state_(std::move(state)) {}

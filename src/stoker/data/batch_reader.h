@@ -2,10 +2,10 @@
 //
 // A batch costs one call to each store it touches. Where the order keeps neighbours together
 // (Sequence::reads), these come by one read for all batches of their window, and are copied from
-// there. Tokens are widened to int64 on the reader's own thread; everything else is left as the
-// stores give it. Objects that are compressed as a whole are fetched whole and unpacked on that
-// thread (packed_objects.h). Memory of batches that nobody has any more is used again: fresh memory
-// is slow to touch.
+// there. Tokens are widened to int64 on threads of the pipeline; everything else is left as the
+// stores give it. Objects that are compressed as a whole are fetched whole and unpacked on these
+// threads (packed_objects.h). A batch does not depend on how many there are. Memory of batches that
+// nobody has any more is used again: fresh memory is slow to touch.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "stoker/data/pipeline_threads.h"
 #include "stoker/data/sample_table.h"
 #include "stoker/data/sequence.h"
 #include "stoker/data/spares.h"
@@ -83,10 +84,12 @@ struct ReaderLimits {
 // Any thread.
 class BatchReader {
  public:
-  // spares: pieces of memory kept for the next batches. invalid_argument: integers of unequal
-  // samples, or samples that are no whole number of them.
+  // spares: pieces of memory kept for the next batches. threads: of the pipeline; null: one of its
+  // own. invalid_argument: integers of unequal samples, or samples that are no whole number of
+  // them.
   static Result<std::unique_ptr<BatchReader>> make(std::vector<BatchSource> sources, size_t spares,
-                                                   const ReaderLimits& limits = {});
+                                                   const ReaderLimits& limits = {},
+                                                   std::shared_ptr<PipelineThreads> threads = {});
   ~BatchReader();  // waits for what is under way
   BatchReader(const BatchReader&) = delete;
   BatchReader& operator=(const BatchReader&) = delete;

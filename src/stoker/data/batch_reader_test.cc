@@ -297,6 +297,20 @@ TEST_F(ReadingPacked, ManyBatchesShareLittleMemory) {
   for (const auto& each : all) expect_right(*each.wait().value());
 }
 
+TEST_F(ReadingPacked, BatchesAreTheSameWhileTheNumberOfThreadsChanges) {
+  const auto threads = std::make_shared<PipelineThreads>(1, 4);
+  auto reader =
+      BatchReader::make({{store_.get(), shards(true), std::nullopt}}, 2, {}, threads).value();
+  std::vector<Future<BatchPtr>> all;
+  for (uint64_t i = 0; i < 200; ++i) {
+    threads->use(1 + i % 4);
+    all.push_back(reader->read({{{0, i * 7 % 40}, {0, i * 11 % 40}}, {}, {}}).batch);
+  }
+  reader.reset();
+  for (const auto& each : all) expect_right(*each.wait().value());
+  EXPECT_GT(threads->busy_ns(), 0);
+}
+
 TEST_F(ReadingPacked, NeighboursComeFromOneFetch) {
   const auto reader = BatchReader::make({{store_.get(), shards(), std::nullopt}}, 2).value();
   const Sequence order = Sequence::windowed({40, 10, 20, 1, 4}, 1);

@@ -9,40 +9,53 @@
 #include "stoker/data/spares.h"
 
 namespace stoker::data {
-namespace {
-
-constexpr const char* kWhere = "data/image_decoder";
-
-}  // namespace
-
 Images::~Images() {
   if (spares) spares->give_back(std::move(memory));
 }
 
+// The last to know of it may be a batch, on a thread of the pipeline: so it does not own the
+// threads.
 class ImageDecoder::State {
  public:
-  State(const JpegOptions& options, size_t threads, size_t spares)
-      : options_(options), spares_(std::make_shared<Spares>(spares)), pool_(threads) {}
+  State(const JpegOptions& options, PipelineThreads& threads, size_t spares)
+      : options_(options), spares_(std::make_shared<Spares>(spares)), threads_(threads) {}
 
   const JpegOptions& options() const { return options_; }
 
+  void begin() {
+    MutexLock lock(mutex_);
+    ++under_way_;
+  }
+
+  void end() {
+    MutexLock lock(mutex_);
+    if (--under_way_ == 0) idle_.notify_all();
+  }
+
+  void wait() {
+    MutexLock lock(mutex_);
+    idle_.wait(lock, [this]() REQUIRES(mutex_) { return under_way_ == 0; });
+  }
+
   // The batch is there. One task an image: the threads share out even a single batch.
-  void start(const BatchPtr& batch, uint64_t first, uint64_t samples, Promise<ImagesPtr> promise) {
+  static void start(const std::shared_ptr<State>& state, const BatchPtr& batch, uint64_t first,
+                    uint64_t samples, Promise<ImagesPtr> promise) {
     const size_t count = batch->picks.size();
+    State& self = *state;
     auto work = std::make_shared<Work>(count, std::move(promise));
     work->images->begun = Clock::real().now_ns();
     work->images->batch = batch;
-    work->images->memory = spares_->take(count * options_.bytes());
-    work->images->spares = spares_;
+    work->images->memory = self.spares_->take(count * self.options_.bytes());
+    work->images->spares = self.spares_;
     for (size_t i = 0; i < count; ++i) {
       const uint64_t position = first + i;
       const uint64_t epoch = samples == 0 ? position : position / samples;
-      pool_.run([this, work, i, epoch] {
-        decode_one(*work, i, epoch);
-        if (--work->left == 0) finish(*work);
+      self.threads_.run([state, work, i, epoch] {
+        state->decode_one(*work, i, epoch);
+        if (--work->left == 0) state->finish(*work);
       });
     }
-    if (count == 0) finish(*work);
+    if (count == 0) self.finish(*work);
   }
 
  private:
@@ -74,7 +87,7 @@ class ImageDecoder::State {
     work.why[i] = "none of its parts begins as a JPEG does";
   }
 
-  void finish(Work& work) const {
+  void finish(Work& work) {
     Images& images = *work.images;
     const uint64_t each = options_.bytes();
     for (size_t i = 0; i < work.why.size(); ++i) {
@@ -91,25 +104,28 @@ class ImageDecoder::State {
     images.bytes = images.kept.size() * each;
     images.decoded = Clock::real().now_ns();
     work.promise.complete(ImagesPtr(std::move(work.images)));
+    end();
   }
 
   const JpegOptions options_;
   const std::shared_ptr<Spares> spares_;
-  Pool pool_;  // the last member: it ends before what its tasks use
+  PipelineThreads& threads_;  // there while anything is under way
+  Mutex mutex_;
+  CondVar idle_;
+  size_t under_way_ GUARDED_BY(mutex_) = 0;  // batches
 };
 
-Result<std::unique_ptr<ImageDecoder>> ImageDecoder::make(const JpegOptions& options, size_t threads,
+Result<std::unique_ptr<ImageDecoder>> ImageDecoder::make(const JpegOptions& options,
+                                                         std::shared_ptr<PipelineThreads> threads,
                                                          size_t spares) {
   STOKER_TRY(check(options));
-  if (threads == 0)
-    return make_error(Code::invalid_argument, "images need at least one thread to be decoded on",
-                      kWhere);
-  return std::unique_ptr<ImageDecoder>(
-      new ImageDecoder(std::make_shared<State>(options, threads, spares)));
+  auto state = std::make_shared<State>(options, *threads, spares);
+  return std::unique_ptr<ImageDecoder>(new ImageDecoder(std::move(threads), std::move(state)));
 }
 
-ImageDecoder::ImageDecoder(std::shared_ptr<State> state) : state_(std::move(state)) {}
-ImageDecoder::~ImageDecoder() = default;
+ImageDecoder::ImageDecoder(std::shared_ptr<PipelineThreads> threads, std::shared_ptr<State> state)
+    : threads_(std::move(threads)), state_(std::move(state)) {}
+ImageDecoder::~ImageDecoder() { state_->wait(); }
 
 const JpegOptions& ImageDecoder::options() const { return state_->options(); }
 
@@ -117,10 +133,12 @@ Future<ImagesPtr> ImageDecoder::decode(const Future<BatchPtr>& batch, uint64_t f
                                        uint64_t samples) {
   Promise<ImagesPtr> promise;
   Future<ImagesPtr> future = promise.future();
+  state_->begin();
   batch.on_done([state = state_, first, samples,
                  promise = std::move(promise)](const Result<BatchPtr>& read) mutable {
-    if (!read) return promise.complete(read.error());
-    state->start(*read, first, samples, std::move(promise));
+    if (read) return State::start(state, *read, first, samples, std::move(promise));
+    promise.complete(read.error());
+    state->end();
   });
   return future;
 }

@@ -1,4 +1,5 @@
-// ImageDecoder: the JPEGs of a batch become one piece of memory of pixels, on threads of its own.
+// ImageDecoder: the JPEGs of a batch become one piece of memory of pixels, on the threads of the
+// pipeline.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +8,9 @@
 #include <vector>
 
 #include "stoker/base/future.h"
-#include "stoker/base/pool.h"
 #include "stoker/data/batch_reader.h"
 #include "stoker/data/jpeg.h"
+#include "stoker/data/pipeline_threads.h"
 
 namespace stoker::data {
 
@@ -37,11 +38,13 @@ using ImagesPtr = std::shared_ptr<const Images>;
 // Any thread.
 class ImageDecoder {
  public:
-  // invalid_argument: options that make no sense. threads: at least 1. spares: pieces of memory
-  // kept for the next batches.
-  static Result<std::unique_ptr<ImageDecoder>> make(const JpegOptions& options, size_t threads,
+  // invalid_argument: options that make no sense. spares: pieces of memory kept for the next
+  // batches.
+  static Result<std::unique_ptr<ImageDecoder>> make(const JpegOptions& options,
+                                                    std::shared_ptr<PipelineThreads> threads,
                                                     size_t spares);
-  ~ImageDecoder();  // decodes what came first
+  // Waits for the batches that it was given, and decodes them. Not on a thread of the pipeline.
+  ~ImageDecoder();
   ImageDecoder(const ImageDecoder&) = delete;
   ImageDecoder& operator=(const ImageDecoder&) = delete;
 
@@ -54,8 +57,9 @@ class ImageDecoder {
 
  private:
   class State;
-  explicit ImageDecoder(std::shared_ptr<State> state);
-  std::shared_ptr<State> state_;
+  ImageDecoder(std::shared_ptr<PipelineThreads> threads, std::shared_ptr<State> state);
+  const std::shared_ptr<PipelineThreads> threads_;
+  const std::shared_ptr<State> state_;
 };
 
 }  // namespace stoker::data

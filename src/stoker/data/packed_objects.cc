@@ -73,7 +73,7 @@ Future<uint64_t> PackedObjects::read(std::span<const Piece> pieces, Slice into) 
     }
   }
   for (auto& [object, waiter] : ready) {
-    pool_.run([this, object = std::move(object), waiter = std::move(waiter)] {
+    tasks_.run([this, object = std::move(object), waiter = std::move(waiter)] {
       copy(object, {waiter});
       go_on();
     });
@@ -177,7 +177,7 @@ void PackedObjects::fetched(uint64_t number, const std::shared_ptr<Object>& obje
                             const Result<uint64_t>& when) {
   if (when) {
     object->fetched = *when;
-    return pool_.run([this, number, object] { unpack_one(number, object); });
+    return tasks_.run([this, number, object] { unpack_one(number, object); });
   }
   MutexLock lock(mutex_);
   Failed failed = fail(number, when.error());
@@ -216,7 +216,7 @@ PackedObjects::Failed PackedObjects::fail(uint64_t number, Error error) {
   return failed;
 }
 
-// On a thread of the pool: it ends before this does.
+// In a task: those end before this does.
 void PackedObjects::copy(const std::shared_ptr<Object>& object, const Waiters& waiters) {
   for (const Waiter& waiter : waiters) {
     for (const Piece& piece : waiter.pieces)

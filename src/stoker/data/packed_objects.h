@@ -15,7 +15,7 @@
 
 #include "stoker/base/future.h"
 #include "stoker/base/mutex.h"
-#include "stoker/base/pool.h"
+#include "stoker/data/pipeline_threads.h"
 #include "stoker/data/sample_table.h"
 #include "stoker/data/tagged_objects.h"
 #include "stoker/memory/budget.h"
@@ -24,13 +24,13 @@
 
 namespace stoker::data {
 
-// Any thread. Destroy it when all reads are done, and after the pool.
+// Any thread. Destroy it when all reads are done, and after the tasks.
 class PackedObjects {
  public:
   // most: bytes for what is kept and for what is on its way, compressed and unpacked.
   PackedObjects(const TaggedObjects& objects, std::shared_ptr<const SampleTable> table,
-                uint64_t most, Pool& pool)
-      : stored_(objects), table_(std::move(table)), budget_(most), pool_(pool) {}
+                uint64_t most, PipelineTasks& tasks)
+      : stored_(objects), table_(std::move(table)), budget_(most), tasks_(tasks) {}
   PackedObjects(const PackedObjects&) = delete;
   PackedObjects& operator=(const PackedObjects&) = delete;
 
@@ -82,7 +82,7 @@ class PackedObjects {
   const TaggedObjects& stored_;
   const std::shared_ptr<const SampleTable> table_;
   Budget budget_;
-  Pool& pool_;
+  PipelineTasks& tasks_;
   Mutex mutex_;
   Objects objects_ GUARDED_BY(mutex_);
   std::deque<uint64_t> queue_ GUARDED_BY(mutex_);  // objects that wait for memory

@@ -3,9 +3,10 @@
 namespace stoker::data {
 
 SourceReads::SourceReads(Store& store, std::shared_ptr<const SampleTable> table,
-                         std::span<const std::string> tags, uint64_t unpacked_bytes, Pool& pool)
+                         std::span<const std::string> tags, uint64_t unpacked_bytes,
+                         PipelineTasks& tasks)
     : table_(std::move(table)), objects_(store, table_->keys(), tags) {
-  if (table_->has_packed()) packed_.emplace(objects_, table_, unpacked_bytes, pool);
+  if (table_->has_packed()) packed_.emplace(objects_, table_, unpacked_bytes, tasks);
 }
 
 Future<uint64_t> SourceReads::read(std::span<const Piece> pieces, Slice into) {

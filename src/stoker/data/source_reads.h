@@ -9,20 +9,20 @@
 #include <utility>
 
 #include "stoker/base/future.h"
-#include "stoker/base/pool.h"
 #include "stoker/data/packed_objects.h"
+#include "stoker/data/pipeline_threads.h"
 #include "stoker/data/sample_table.h"
 #include "stoker/data/tagged_objects.h"
 #include "stoker/store/store.h"
 
 namespace stoker::data {
 
-// Any thread. Destroy it when all reads are done, and after the pool.
+// Any thread. Destroy it when all reads are done, and after the tasks.
 class SourceReads {
  public:
   // tags: of each object, or nothing. unpacked_bytes: memory for objects that are compressed.
   SourceReads(Store& store, std::shared_ptr<const SampleTable> table,
-              std::span<const std::string> tags, uint64_t unpacked_bytes, Pool& pool);
+              std::span<const std::string> tags, uint64_t unpacked_bytes, PipelineTasks& tasks);
 
   const SampleTable& table() const { return *table_; }
   // As Store::read_many(), but an object with another tag is `mismatch`; when the store had
