@@ -325,8 +325,11 @@ def run_stoker(folder: Path, kind: str, workers: int, where: str = "") -> Iterat
                 source = Tokens(store, "flat.bin", TOKENS - 1, dtype="uint16")
             else:
                 source = Indexed(store, index_of(folder))
-            decode = Jpeg(SIDE, threads=max(1, workers)) if kind == DECODED else None
-            loader = Loader(source, batch=batch_of(kind), seed=1, endless=True, decode=decode)
+            cpus = max(1, workers)
+            decode = Jpeg(SIDE, threads=cpus) if kind == DECODED else None
+            loader = Loader(
+                source, batch=batch_of(kind), seed=1, endless=True, decode=decode, cpus=cpus
+            )
             try:
                 yield from (batch["image"] for batch in loader) if decode else loader
             finally:

@@ -154,6 +154,7 @@ class ImageDecoder:
         seed: int,
         threads: PipelineThreads,
         spares: int,
+        arena: Arena | None = None,
     ) -> None: ...
     # The batch's sample i stands at position `first` + i of epochs of `samples`; 0: no epochs.
     def decode(self, batch: Batch, first: int, samples: int) -> Images: ...
@@ -175,6 +176,7 @@ class BatchReader:
         spares: int,
         unpacked_bytes: int,  # of each source, for compressed objects
         threads: PipelineThreads,
+        arena: Arena | None = None,  # where batches lie, as far as there is room
     ) -> None: ...
     def read(self, sequence: Sequence, first: int, last: int) -> Batch: ...  # of positions
     def read_samples(self, source: int, samples: Any) -> Batch: ...  # uint64 [n]
@@ -275,6 +277,8 @@ class Future:
     def error(self) -> str | None: ...
 
 class Store:
+    # Memory that is drawn on the budget of its Runtime; OverBudget
+    def arena(self, bytes: int) -> Arena: ...
     # atomic ("object" | "transaction"), and whether it has: update (writes into existing objects)
     # snapshots conditional (require()) verified (bytes that differ from what was written are
     # Corruption) versions

@@ -223,8 +223,15 @@ PyBatchReader::~PyBatchReader() {
 using SourceOfPython = std::tuple<PyStore*, std::shared_ptr<SampleTable>,
                                   std::optional<std::string>, std::vector<std::string>>;
 
+// Lives as long as a batch in it.
+std::shared_ptr<Arena> shared(const std::optional<PyArena>& arena) {
+  if (!arena) return nullptr;
+  return {arena->handle, arena->handle->arena.get()};
+}
+
 PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t spares,
-                           uint64_t unpacked_bytes, const PyPipelineThreads& threads) {
+                           uint64_t unpacked_bytes, const PyPipelineThreads& threads,
+                           const std::optional<PyArena>& arena) {
   std::vector<BatchSource> all;
   StoreHandles stores;
   for (const auto& [store, table, integers, tags] : sources) {
@@ -233,13 +240,14 @@ PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t sp
       kind = data::integer_of(*integers);
       if (!kind) raise_invalid("there are no integers '" + *integers + "'");
     }
-    all.push_back({&open(*store), table, kind, tags});
+    all.push_back({&open(*store), table, kind, tags, &store->handle->runtime->owner->budget()});
     stores.push_back(store->handle);
   }
   auto made = std::make_unique<PyBatchReader>();
   made->stores = std::move(stores);
   made->reader = Unforked<BatchReader>(
-      unwrap(BatchReader::make(std::move(all), spares, {unpacked_bytes}, threads.threads))
+      unwrap(BatchReader::make(std::move(all), spares, {unpacked_bytes, shared(arena)},
+                               threads.threads))
           .release());
   return made.release();
 }
@@ -384,8 +392,8 @@ using Floats3 = std::tuple<float, float, float>;
 
 PyImageDecoder* make_decoder(uint32_t height, uint32_t width, const std::string& crop, bool flip,
                              const std::optional<std::pair<Floats3, Floats3>>& normalise,
-                             const nb::int_& seed, const PyPipelineThreads& threads,
-                             size_t spares) {
+                             const nb::int_& seed, const PyPipelineThreads& threads, size_t spares,
+                             const std::optional<PyArena>& arena) {
   data::JpegOptions options;
   options.height = height;
   options.width = width;
@@ -406,7 +414,7 @@ PyImageDecoder* make_decoder(uint32_t height, uint32_t width, const std::string&
   }
   auto made = std::make_unique<PyImageDecoder>();
   made->decoder = Unforked<data::ImageDecoder>(
-      unwrap(data::ImageDecoder::make(options, threads.threads, spares)).release());
+      unwrap(data::ImageDecoder::make(options, threads.threads, spares, shared(arena))).release());
   return made.release();
 }
 
@@ -534,13 +542,15 @@ void bind_data(nb::module_& module) {
           "__init__",
           [](PyImageDecoder* self, uint32_t height, uint32_t width, const std::string& crop,
              bool flip, const std::optional<std::pair<Floats3, Floats3>>& normalise,
-             const nb::int_& seed, const PyPipelineThreads& threads, size_t spares) {
+             const nb::int_& seed, const PyPipelineThreads& threads, size_t spares,
+             const std::optional<PyArena>& arena) {
             auto made = std::unique_ptr<PyImageDecoder>(
-                make_decoder(height, width, crop, flip, normalise, seed, threads, spares));
+                make_decoder(height, width, crop, flip, normalise, seed, threads, spares, arena));
             new (self) PyImageDecoder(std::move(*made));
           },
           nb::arg("height"), nb::arg("width"), nb::arg("crop"), nb::arg("flip"),
-          nb::arg("normalise").none(), nb::arg("seed"), nb::arg("threads"), nb::arg("spares"))
+          nb::arg("normalise").none(), nb::arg("seed"), nb::arg("threads"), nb::arg("spares"),
+          nb::arg("arena") = nb::none())
       .def("decode", &decode_images, nb::arg("batch"), nb::arg("first"), nb::arg("samples"));
   module.def("unpack", &unpack, nb::arg("packed"), nb::arg("kind"), nb::arg("most"),
              "Bytes that were compressed as a whole (\"gz\", \"zstd\").");
@@ -549,12 +559,14 @@ void bind_data(nb::module_& module) {
       .def(
           "__init__",
           [](PyBatchReader* self, const std::vector<SourceOfPython>& sources, size_t spares,
-             uint64_t unpacked_bytes, const PyPipelineThreads& threads) {
+             uint64_t unpacked_bytes, const PyPipelineThreads& threads,
+             const std::optional<PyArena>& arena) {
             auto made = std::unique_ptr<PyBatchReader>(
-                make_reader(sources, spares, unpacked_bytes, threads));
+                make_reader(sources, spares, unpacked_bytes, threads, arena));
             new (self) PyBatchReader(std::move(*made));
           },
-          nb::arg("sources"), nb::arg("spares"), nb::arg("unpacked_bytes"), nb::arg("threads"))
+          nb::arg("sources"), nb::arg("spares"), nb::arg("unpacked_bytes"), nb::arg("threads"),
+          nb::arg("arena") = nb::none())
       .def("read", &read_positions, nb::arg("sequence"), nb::arg("first"), nb::arg("last"))
       .def("read_samples", &read_samples, nb::arg("source"), nb::arg("samples"));
 }

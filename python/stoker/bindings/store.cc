@@ -123,14 +123,15 @@ PyRuntime make_runtime(const std::string& engine, size_t threads, uint64_t budge
   return {std::make_shared<RuntimeHandle>(unwrap(RuntimeOwner::make(options)))};
 }
 
-PyArena make_arena(const PyRuntime& runtime, uint64_t bytes) {
+PyArena make_arena(const std::shared_ptr<RuntimeHandle>& runtime, uint64_t bytes) {
+  check_process(*runtime);
   auto arena = [&] {
     const WithoutGil without;  // pre-faulting takes a while
-    return Arena::make(bytes, runtime.handle->owner->budget());
+    return Arena::make(bytes, runtime->owner->budget());
   }();
   auto made = unwrap(std::move(arena));
-  unwrap(runtime.handle->owner->loop().adopt(*made));
-  return {std::make_shared<ArenaHandle>(runtime.handle, std::move(made))};
+  unwrap(runtime->owner->loop().adopt(*made));
+  return {std::make_shared<ArenaHandle>(runtime, std::move(made))};
 }
 
 PyStore open_python(const PyRuntime& runtime, const std::string& composition, bool create,
@@ -639,7 +640,12 @@ void bind_runtime(nb::module_& module) {
           nb::arg("engine") = "auto", nb::arg("threads") = 2,
           nb::arg("budget_bytes") = uint64_t{1} << 62, nb::arg("depth") = 64,
           nb::arg("stall_seconds") = 300)
-      .def("arena", &make_arena, nb::arg("bytes"))
+      .def(
+          "arena",
+          [](const PyRuntime& runtime, uint64_t bytes) {
+            return make_arena(runtime.handle, bytes);
+          },
+          nb::arg("bytes"))
       .def("open_store", &open_python, nb::arg("composition"), nb::arg("create") = false,
            nb::arg("capacity_bytes") = 0, nb::arg("read_only") = false, nb::arg("holder") = "",
            nb::arg("chunk_bytes") = 1 << 20, nb::arg("objects_max") = 1 << 16,
@@ -697,6 +703,12 @@ void bind_store(nanobind::module_& module) {
       .def_prop_ro("active_jobs",
                    [](const PyTransaction& t) { return open(t).jobs()->computing(); });
   nb::class_<PyStore>(module, "Store", "Named objects of bytes, changed only by transactions.")
+      .def(
+          "arena",
+          [](const PyStore& store, uint64_t bytes) {
+            return make_arena(store.handle->runtime, bytes);
+          },
+          nb::arg("bytes"))
       .def("info", &info)
       .def("features", &features)
       .def("health", &health)

@@ -61,7 +61,13 @@ class Jpeg:
             )
         self.decoder(0, 1, _core.PipelineThreads(1, 1))  # raises what else makes no sense
 
-    def decoder(self, seed: int, ahead: int, threads: _core.PipelineThreads) -> _core.ImageDecoder:
+    def decoder(
+        self,
+        seed: int,
+        ahead: int,
+        threads: _core.PipelineThreads,
+        arena: _core.Arena | None = None,
+    ) -> _core.ImageDecoder:
         return _core.ImageDecoder(
             self.height,
             self.width,
@@ -71,6 +77,7 @@ class Jpeg:
             seed,
             threads,
             ahead + 1,  # and the one that the loop has
+            arena,
         )
 
     def leave_out(self, name: str, why: str) -> None:

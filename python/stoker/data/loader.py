@@ -25,6 +25,7 @@ from .following import Following
 from .images import Decoded, Decoding, Jpeg, name_of
 from .order import Sequence
 from .planning import choose
+from .slots import Slots, batch_bytes
 from .stored import UNPACKED_BYTES, Reading, StoredSources, all_stored
 from .threads import Scaling, default_cpus
 from .watch import Watch
@@ -74,6 +75,8 @@ class Loader:
     decode, at most; half of the cores that the process may use by default. There is one to begin
     with. Another one comes while the loop waits and those that are there are busy, and goes again
     when they were idle for a while (threads.py). Give it where several ranks share a machine.
+    pin: batches lie in memory that CUDA knows; by default where this process computes on a GPU by
+    the time that the loader is made.
 
     The order is a pure function of (samples, seed, position). It depends neither on ranks nor on
     threads, so a resume may have other ranks, as long as batch x ranks is the same. `state_dict()`
@@ -109,6 +112,7 @@ class Loader:
         collate: Callable[[Any], Any] | None = None,
         unpacked_bytes: int = UNPACKED_BYTES,
         cpus: int | None = None,
+        pin: bool | None = None,
     ) -> None:
         sources: list[Source] = list(source) if isinstance(source, list | tuple) else [source]
         _check(sources, batch, weights, shuffle, ahead)
@@ -145,6 +149,14 @@ class Loader:
             order = Sequence.shuffled(counts[0], seed)
         else:
             order = Sequence.in_order(counts[0])
+        slots = None
+        if threads is not None:
+            each = batch_bytes(sources, batch, decode)
+            slots = Slots(self, sources[0].store, each, ahead + 2, pin)  # and one with the loop
+            if slots.why:
+                self.order += f"\n{slots.why}"
+        elif pin:
+            raise InvalidArgument("pin=True needs sources whose samples lie in stores")
         self._batches = _Batches(
             sources,
             order,
@@ -160,6 +172,7 @@ class Loader:
             ahead,
             unpacked_bytes,
             threads,
+            slots.arena if slots is not None else None,
         )
         self.account = Account(ahead)  # what waits cost, and what gave the bytes
         self._scaling: Scaling | None = None  # of the C++ threads, where there are
@@ -438,17 +451,20 @@ class _Batches:
         ahead: int,
         unpacked_bytes: int,
         threads: _core.PipelineThreads | None,  # where sources lie in stores
+        arena: _core.Arena | None,
     ) -> None:
         self.order, self.size, self.endless = order, size, endless
         self._sources, self._rank, self._ranks = sources, rank, ranks
         self.drop_last, self._collate = drop_last, collate
-        self._stored = (
-            StoredSources(sources, ahead, unpacked_bytes, threads) if threads is not None else None
-        )
-        if decode is not None and self._stored is None:
+        if decode is not None and threads is None:
             raise InvalidArgument("decode= needs sources whose samples lie in stores (Tar, Files)")
+        self._stored = self._decoder = None
+        if threads is not None:
+            of_samples = arena if decode is None else None  # else it is for the images
+            self._stored = StoredSources(sources, ahead, unpacked_bytes, threads, of_samples)
         self._jpeg = decode
-        self._decoder = decode.decoder(seed, ahead, threads) if decode is not None else None
+        if decode is not None:
+            self._decoder = decode.decoder(seed, ahead, threads, arena)
         self._seed, self._workers = seed, workers
         if workers is not None and collate is None:
             self._collate = torch.utils.data.default_collate

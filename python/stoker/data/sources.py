@@ -122,6 +122,10 @@ class Tokens(Stored):
             objects.tags,
         )
 
+    @property
+    def slot_bytes(self) -> float:
+        return 8 * (self.length + 1)
+
     def rows(self, memory: np.ndarray, count: int) -> torch.Tensor:
         """int64 [count, length + 1]"""
         return torch.from_numpy(memory.view(np.int64).reshape(count, self.length + 1))

@@ -44,6 +44,11 @@ class Stored:
         """Of a sample in its store, on average."""
         return self._all_bytes / max(1, len(self))
 
+    @property
+    def slot_bytes(self) -> float:
+        """Of a sample in the memory of a batch; with some room where samples differ."""
+        return self.sample_bytes if self.kind is not None else 1.25 * self.sample_bytes + 64
+
     def batch(self, samples: np.ndarray) -> torch.Tensor | list[Any]:
         """The samples of these numbers, in this order, read now."""
         return self._alone.read_samples(np.asarray(samples, np.uint64)).result()
@@ -89,14 +94,16 @@ class StoredSources:
         ahead: int,
         unpacked_bytes: int = UNPACKED_BYTES,
         threads: _core.PipelineThreads | None = None,
+        arena: _core.Arena | None = None,
     ) -> None:
-        """threads: None is one of their own."""
+        """threads: None is one of their own. arena: where batches lie, as far as there is room."""
         self.sources = sources
         self._reader = _core.BatchReader(
             [(each.store, each.table, each.integers, _compared(each)) for each in sources],
             ahead + 1,  # and the one that the loop has
             unpacked_bytes,
             threads or _core.PipelineThreads(1, 1),
+            arena,
         )
         kinds = {each.kind for each in sources}
         self.alike = len(kinds) == 1 and None not in kinds

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "stoker/base/clock.h"
 #include "stoker/base/mutex.h"
 #include "stoker/data/neighbour_reads.h"
+#include "stoker/data/packed_objects.h"
 #include "stoker/data/source_reads.h"
 
 namespace stoker::data {
@@ -39,19 +41,28 @@ class BatchReader::State {
   State(std::vector<BatchSource> sources, size_t spares, const ReaderLimits& limits,
         std::shared_ptr<PipelineThreads> threads)
       : sources_(std::move(sources)),
-        spares_(std::make_shared<Spares>(spares)),
+        spares_(std::make_shared<Spares>(spares, limits.arena)),
         raw_spares_(std::make_shared<Spares>(spares)),
         neighbours_(kNeighbourSpares),
         tasks_(std::move(threads)) {
-    for (const BatchSource& each : sources_)
-      reads_.push_back(std::make_unique<SourceReads>(*each.store, each.table, each.tags,
-                                                     limits.unpacked_bytes, tasks_));
+    std::vector<PackedSource> packed;
+    for (const BatchSource& each : sources_) {
+      objects_.push_back(
+          std::make_unique<TaggedObjects>(*each.store, each.table->keys(), each.tags));
+      packed.push_back({objects_.back().get(), each.table, each.budget});
+      unpacks_ = unpacks_ || each.table->has_packed();
+    }
+    if (unpacks_) unpacked_.emplace(std::move(packed), limits.unpacked_bytes, tasks_);
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      const BatchSource& each = sources_[i];
+      reads_.push_back(std::make_unique<SourceReads>(
+          *objects_[i], each.table, each.table->has_packed() ? &*unpacked_ : nullptr,
+          static_cast<uint32_t>(i)));
+    }
     const uint64_t first = row_bytes_of(sources_.front());
     packed_ = first != 0 &&
               std::all_of(sources_.begin(), sources_.end(),
                           [first](const auto& each) { return row_bytes_of(each) == first; });
-    unpacks_ = std::any_of(sources_.begin(), sources_.end(),
-                           [](const auto& each) { return each.table->has_packed(); });
     checks_ = std::any_of(sources_.begin(), sources_.end(), [](const auto& each) {
       return each.integers.has_value() || each.table->has_crcs() || each.table->has_records();
     });
@@ -373,6 +384,8 @@ class BatchReader::State {
 
   const std::vector<BatchSource> sources_;
   const std::shared_ptr<Spares> spares_, raw_spares_;
+  std::vector<std::unique_ptr<TaggedObjects>> objects_;  // of each source
+  std::optional<PackedObjects> unpacked_;
   std::vector<std::unique_ptr<SourceReads>> reads_;  // of each source
   NeighbourReads neighbours_;
   bool packed_ = false, checks_ = false, unpacks_ = false;

@@ -20,6 +20,8 @@
 #include "stoker/data/sequence.h"
 #include "stoker/data/spares.h"
 #include "stoker/data/widen.h"
+#include "stoker/memory/arena.h"
+#include "stoker/memory/budget.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/store.h"
 
@@ -32,6 +34,8 @@ struct BatchSource {
   std::optional<Integer> integers;
   // Of each object, where the store compares them (TaggedReads); or nothing.
   std::vector<std::string> tags = {};
+  // That the store draws on as well: compressed objects take their memory from it. Null: from none.
+  Budget* budget = nullptr;
 };
 
 // Bytes of one object that a batch needed.
@@ -53,7 +57,7 @@ struct StageTimes {
 struct Batch {
   ~Batch();  // gives the memory back
 
-  AlignedBytes memory;
+  Slot memory;
   uint64_t bytes = 0;  // of it that the batch takes
   std::vector<Pick> picks;
   // Of pick i: parts [starts[i], starts[i + 1]), places in the memory. Of records: their columns.
@@ -79,6 +83,8 @@ struct BatchRead {
 struct ReaderLimits {
   // Memory of each source for compressed objects: those on their way, and those that are kept.
   uint64_t unpacked_bytes = uint64_t{256} << 20;
+  // Where batches lie as far as there is room, as long as any of them is there; or null.
+  std::shared_ptr<Arena> arena = {};
 };
 
 // Any thread.

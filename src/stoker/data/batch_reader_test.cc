@@ -205,6 +205,36 @@ TEST_F(Reading, ManyBatchesMayBeUnderWayWhenTheReaderEnds) {
     EXPECT_EQ(integers(*each.wait().value()), std::vector<int64_t>(20, 7));
 }
 
+TEST_F(Reading, BatchesLieInTheArenaAsFarAsThereIsRoom) {
+  put_numbers<uint16_t>("a", {1, 2, 3, 4});
+  const auto rows = table(SampleTable::equal({"a"}, {{0, 4, 0}}, 2, 2));
+  Budget memory(uint64_t{4} << 20);
+  std::shared_ptr<Arena> arena = Arena::make(uint64_t{2} << 20, memory).value();
+  const auto in_arena = [arena](const Batch& batch) {
+    return batch.memory.data() >= arena->data() &&
+           batch.memory.data() + batch.memory.size() <= arena->data() + arena->size();
+  };
+  auto reader = BatchReader::make({{store_.get(), rows, Integer::u16}}, 2,
+                                  {.unpacked_bytes = 1, .arena = arena})
+                    .value();
+  const auto read = [&] { return reader->read({{{0, 2}, {0, 0}}, {}, {}}).batch.wait().value(); };
+  auto first = read();
+  EXPECT_TRUE(in_arena(*first));
+  EXPECT_EQ(arena->used(), 4096);
+  {
+    const Buffer others = arena->take(arena->largest_free()).value();
+    const auto second = read();
+    EXPECT_FALSE(in_arena(*second));
+    EXPECT_EQ(integers(*second), (std::vector<int64_t>{3, 1}));
+  }
+  const auto third = read();
+  EXPECT_TRUE(in_arena(*third));
+  reader.reset();
+  EXPECT_EQ(integers(*first), (std::vector<int64_t>{3, 1}));
+  first.reset();
+  EXPECT_EQ(arena->used(), 4096);  // of the third
+}
+
 // Shards of ten samples of 10 bytes each; "p" is plain, the others are compressed.
 class ReadingPacked : public Reading {
  protected:
@@ -295,6 +325,68 @@ TEST_F(ReadingPacked, ManyBatchesShareLittleMemory) {
     all.push_back(reader->read({{{0, i * 7 % 40}, {0, i * 11 % 40}}, {}, {}}).batch);
   reader.reset();
   for (const auto& each : all) expect_right(*each.wait().value());
+}
+
+// As much memory as this is left for shards.
+uint64_t cap_for(uint64_t room) { return room + room / 7 + 1; }
+
+TEST_F(ReadingPacked, ShardsAreReservedInTheMemoryOfTheStore) {
+  Budget memory(cap_for(kRaw + 2 * stored_[0].bytes));
+  auto reader = BatchReader::make({{store_.get(), shards(), std::nullopt, {}, &memory}}, 2).value();
+  const auto ranges = [&](uint64_t number) {
+    const auto batch = reader->read({{{0, number}}, {}, {}}).batch.wait().value();
+    expect_right(*batch);
+    return batch->ranges[0];
+  };
+  EXPECT_EQ(ranges(0), 1);
+  EXPECT_GE(memory.used(), kRaw);
+  EXPECT_EQ(ranges(5), 0);
+  EXPECT_EQ(ranges(11), 1);
+  EXPECT_EQ(ranges(6), 1);  // it had to go
+  reader.reset();
+  EXPECT_EQ(memory.used(), 0);
+  EXPECT_GE(memory.peak(), kRaw + stored_[0].bytes);  // packed and unpacked at once
+}
+
+TEST_F(ReadingPacked, SourcesShareTheMemoryOfTheirStore) {
+  Budget memory(cap_for(kRaw + stored_[0].bytes + 10));
+  const BatchSource source{store_.get(), shards(), std::nullopt, {}, &memory};
+  auto reader = BatchReader::make({source, source, source}, 2).value();
+  std::vector<Future<BatchPtr>> all;
+  for (uint64_t i = 0; i < 200; ++i) {
+    const auto of = [i](uint64_t by) { return static_cast<uint32_t>(i * by % 3); };
+    all.push_back(reader->read({{{of(1), i * 7 % 40}, {of(2), i * 11 % 40}}, {}, {}}).batch);
+  }
+  reader.reset();
+  for (const auto& each : all) expect_right(*each.wait().value());
+  EXPECT_EQ(memory.used(), 0);
+}
+
+TEST_F(ReadingPacked, TooLittleMemoryIsAnErrorAndNotAWait) {
+  Budget memory(cap_for(2 * kRaw + 2 * stored_[0].bytes));
+  const auto reader =
+      BatchReader::make({{store_.get(), shards(), std::nullopt, {}, &memory}}, 2).value();
+  {
+    const Grant others = memory.take(memory.cap() - kRaw, "a test").value();
+    std::vector<Future<BatchPtr>> all;
+    for (uint64_t i = 0; i < 4; ++i)  // none of them waits for another one
+      all.push_back(reader->read({{{0, i * 10 % 30}}, {}, {}}).batch);
+    for (const auto& each : all) {
+      const Error error = each.wait().error();
+      EXPECT_EQ(error.code, Code::over_budget);
+      EXPECT_NE(error.what.find("(dram=)"), std::string::npos) << error.what;
+      EXPECT_NE(error.what.find("open the store with more"), std::string::npos) << error.what;
+    }
+  }
+  expect_right(*reader->read({{{0, 1}, {0, 11}}, {}, {}}).batch.wait().value());  // it came back
+
+  Budget tiny(kRaw);
+  const auto never =
+      BatchReader::make({{store_.get(), shards(), std::nullopt, {}, &tiny}}, 2).value();
+  const Error error = never->read({{{0, 0}}, {}, {}}).batch.wait().error();
+  EXPECT_EQ(error.code, Code::over_budget);
+  EXPECT_NE(error.what.find("'a' needs 100 bytes to be unpacked"), std::string::npos) << error.what;
+  EXPECT_NE(error.what.find("(dram=)"), std::string::npos) << error.what;
 }
 
 TEST_F(ReadingPacked, BatchesAreTheSameWhileTheNumberOfThreadsChanges) {

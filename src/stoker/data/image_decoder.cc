@@ -17,8 +17,11 @@ Images::~Images() {
 // threads.
 class ImageDecoder::State {
  public:
-  State(const JpegOptions& options, PipelineThreads& threads, size_t spares)
-      : options_(options), spares_(std::make_shared<Spares>(spares)), threads_(threads) {}
+  State(const JpegOptions& options, PipelineThreads& threads, size_t spares,
+        std::shared_ptr<Arena> arena)
+      : options_(options),
+        spares_(std::make_shared<Spares>(spares, std::move(arena))),
+        threads_(threads) {}
 
   const JpegOptions& options() const { return options_; }
 
@@ -117,9 +120,10 @@ class ImageDecoder::State {
 
 Result<std::unique_ptr<ImageDecoder>> ImageDecoder::make(const JpegOptions& options,
                                                          std::shared_ptr<PipelineThreads> threads,
-                                                         size_t spares) {
+                                                         size_t spares,
+                                                         std::shared_ptr<Arena> arena) {
   STOKER_TRY(check(options));
-  auto state = std::make_shared<State>(options, *threads, spares);
+  auto state = std::make_shared<State>(options, *threads, spares, std::move(arena));
   return std::unique_ptr<ImageDecoder>(new ImageDecoder(std::move(threads), std::move(state)));
 }
 

@@ -25,7 +25,7 @@ struct Images {
   ~Images();  // gives the memory back
 
   BatchPtr batch;
-  AlignedBytes memory;
+  Slot memory;
   uint64_t bytes = 0;                 // of it that the images take, one behind the other
   std::vector<uint64_t> kept;         // which samples of the batch they are, rising
   std::vector<uint64_t> parts;        // which part of each of these is the JPEG
@@ -39,10 +39,12 @@ using ImagesPtr = std::shared_ptr<const Images>;
 class ImageDecoder {
  public:
   // invalid_argument: options that make no sense. spares: pieces of memory kept for the next
-  // batches.
+  // batches. arena: where they lie as far as there is room, as long as any of them is there; or
+  // null.
   static Result<std::unique_ptr<ImageDecoder>> make(const JpegOptions& options,
                                                     std::shared_ptr<PipelineThreads> threads,
-                                                    size_t spares);
+                                                    size_t spares,
+                                                    std::shared_ptr<Arena> arena = {});
   // Waits for the batches that it was given, and decodes them. Not on a thread of the pipeline.
   ~ImageDecoder();
   ImageDecoder(const ImageDecoder&) = delete;

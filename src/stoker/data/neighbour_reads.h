@@ -48,7 +48,7 @@ class NeighbourRead {
   std::shared_ptr<Spares> spares_;
   std::vector<Piece> pieces_;     // where each part lies in memory_
   std::vector<uint64_t> starts_;  // of the pieces of each sample
-  AlignedBytes memory_;
+  Slot memory_;
   uint64_t asked_ = 0, requests_ = 0;
   Future<uint64_t> done_;
 };

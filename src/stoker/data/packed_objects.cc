@@ -3,12 +3,24 @@
 #include <algorithm>
 #include <cstring>
 
+#include "stoker/base/bytes.h"
 #include "stoker/base/clock.h"
 
 namespace stoker::data {
 namespace {
 
 constexpr const char* kWhere = "data/packed_objects";
+constexpr const char* kUnpackOnce =
+    ", or unpack the data once with `stoker data build STORE OUT --unpack`";
+
+// An eighth stays for the store's own transfers.
+uint64_t most_of(const Budget& budget) { return budget.cap() - budget.cap() / 8; }
+
+// Which part of it nobody has.
+uint64_t left_of(const Budget& budget) {
+  const uint64_t used = budget.used();
+  return used < most_of(budget) ? most_of(budget) - used : 0;
+}
 
 }  // namespace
 
@@ -39,11 +51,16 @@ class PackedObjects::Rest {
   Promise<uint64_t> promise_;  // moved away with the mutex, by the last
 };
 
-Future<uint64_t> PackedObjects::read(std::span<const Piece> pieces, Slice into) {
+PackedObjects::PackedObjects(std::vector<PackedSource> sources, uint64_t most, PipelineTasks& tasks)
+    : sources_(std::move(sources)), tasks_(tasks), asked_(sources_.size()) {
+  for (size_t i = 0; i < sources_.size(); ++i) limits_.push_back(std::make_unique<Budget>(most));
+}
+
+Future<uint64_t> PackedObjects::read(uint32_t source, std::span<const Piece> pieces, Slice into) {
   std::map<uint64_t, std::vector<Piece>> by_object;
   std::vector<Piece> plain;
   for (const Piece& piece : pieces) {
-    if (table_->packed(piece.object).packing == Packing::none) {
+    if (sources_[source].table->packed(piece.object).packing == Packing::none) {
       plain.push_back(piece);
     } else {
       by_object[piece.object].push_back(piece);
@@ -55,17 +72,19 @@ Future<uint64_t> PackedObjects::read(std::span<const Piece> pieces, Slice into) 
   std::vector<std::pair<std::shared_ptr<Object>, Waiter>> ready;
   {
     MutexLock lock(mutex_);
-    for (const Piece& piece : plain) asked_ += piece.bytes;
-    requests_ += plain.size();
+    for (const Piece& piece : plain) asked_[source].first += piece.bytes;
+    asked_[source].second += plain.size();
     for (auto& [number, of] : by_object) {
-      std::shared_ptr<Object>& object = objects_[number];
+      const Id id{source, number};
+      std::shared_ptr<Object>& object = objects_[id];
       if (object == nullptr) {
         object = std::make_shared<Object>();
-        queue_.push_back(number);
+        queue_.push_back(id);
       }
       Waiter waiter{std::move(of), into, rest};
       if (object->there) {
         ++object->used_by;
+        ++under_way_;
         ready.emplace_back(object, std::move(waiter));
       } else {
         object->waiters.push_back(std::move(waiter));
@@ -79,15 +98,17 @@ Future<uint64_t> PackedObjects::read(std::span<const Piece> pieces, Slice into) 
     });
   }
   if (!plain.empty()) {
-    stored_.read(plain, into).on_done([rest](const Result<uint64_t>& when) { rest->done(when); });
+    sources_[source].stored->read(plain, into).on_done([rest](const Result<uint64_t>& when) {
+      rest->done(when);
+    });
   }
   go_on();
   return all;
 }
 
-std::pair<uint64_t, uint64_t> PackedObjects::take_asked() {
+std::pair<uint64_t, uint64_t> PackedObjects::take_asked(uint32_t source) {
   MutexLock lock(mutex_);
-  return {std::exchange(asked_, 0), std::exchange(requests_, 0)};
+  return std::exchange(asked_[source], {});
 }
 
 // Fetches what there is memory for. Once the waiters of what failed are told, their owner may end
@@ -100,11 +121,12 @@ void PackedObjects::go_on(std::optional<Failed> failed) {
     MutexLock lock(mutex_);
     while (auto more = admit(starts)) all.push_back(std::move(*more));
   }
-  for (const auto& [number, object] : starts) {
-    const Piece whole{number, 0, table_->packed(number).bytes, 0};
-    stored_.read({&whole, 1}, object->packed.slice().sub(0, whole.bytes))
-        .on_done([this, number = number, object = object](const Result<uint64_t>& when) {
-          fetched(number, object, when);
+  for (const auto& [id, object] : starts) {
+    const Piece whole{id.number, 0, table(id).packed(id.number).bytes, 0};
+    sources_[id.source]
+        .stored->read({&whole, 1}, object->packed.slice().sub(0, whole.bytes))
+        .on_done([this, id = id, object = object](const Result<uint64_t>& when) {
+          fetched(id, object, when);
         });
   }
   for (const Failed& each : all) {
@@ -112,55 +134,107 @@ void PackedObjects::go_on(std::optional<Failed> failed) {
   }
 }
 
-// Takes objects out of the queue as long as there is memory; what needs more than there can be.
+// Takes objects out of the queue as long as there is memory; what cannot have enough of it.
 std::optional<PackedObjects::Failed> PackedObjects::admit(std::vector<Start>& starts) {
   while (!queue_.empty()) {
-    const uint64_t number = queue_.front();
-    const uint64_t packed = table_->packed(number).bytes, raw = table_->object_bytes(number);
-    if (raw > budget_.cap() || packed > budget_.cap() - raw) {
+    const Id id = queue_.front();
+    if (auto error = too_large(id)) {
       queue_.pop_front();
-      return fail(number,
-                  make_error(Code::over_budget,
-                             name(number) + " needs " + std::to_string(raw) +
-                                 " bytes to be unpacked, and " + std::to_string(packed) +
-                                 " as it is stored, but unpacked_bytes allows " +
-                                 std::to_string(budget_.cap()) +
-                                 ": give the loader more, or unpack the data once with `stoker "
-                                 "data build STORE OUT --unpack`",
-                             kWhere));
+      return fail(id, std::move(*error));
     }
-    const std::shared_ptr<Object>& object = objects_.at(number);
-    if (!make_room(packed, object->packed_grant) || !make_room(raw, object->raw_grant)) {
-      object->packed_grant = Grant();
-      return {};
+    const uint64_t packed = table(id).packed(id.number).bytes;
+    const uint64_t raw = table(id).object_bytes(id.number);
+    const std::shared_ptr<Object>& object = objects_.at(id);
+    if (!make_room(id, packed, object->packed_memory) || !make_room(id, raw, object->raw_memory)) {
+      object->packed_memory = {};
+      if (under_way_ != 0) return {};
+      // All that is kept here was forgotten: others have the memory, and may keep it.
+      queue_.pop_front();
+      const Budget& budget = *sources_[id.source].budget;
+      return fail(
+          id, make_error(Code::over_budget,
+                         name(id) + " needs " + std::to_string(raw + packed) +
+                             " bytes to be fetched and unpacked, but of the " +
+                             human_bytes(budget.cap()) + " that its store may take (dram=) only " +
+                             std::to_string(left_of(budget)) +
+                             " are left for that: open the store with more" + kUnpackOnce,
+                         kWhere));
     }
     queue_.pop_front();
     object->packed = AlignedBytes(packed);
     object->raw = AlignedBytes(raw);
-    asked_ += packed;
-    ++requests_;
-    starts.push_back({number, object});
+    asked_[id.source].first += packed;
+    ++asked_[id.source].second;
+    ++under_way_;
+    starts.push_back({id, object});
+  }
+  return {};
+}
+
+// More than there can be.
+std::optional<Error> PackedObjects::too_large(const Id& id) const {
+  const uint64_t raw = table(id).object_bytes(id.number);
+  const uint64_t packed = table(id).packed(id.number).bytes;
+  const auto beyond = [&](uint64_t most) { return raw > most || packed > most - raw; };
+  const std::string needs = name(id) + " needs " + std::to_string(raw) +
+                            " bytes to be unpacked, and " + std::to_string(packed) +
+                            " as it is stored, but ";
+  const uint64_t limit = limits_[id.source]->cap();
+  if (beyond(limit)) {
+    return make_error(Code::over_budget,
+                      needs + "unpacked_bytes allows " + std::to_string(limit) +
+                          ": give the loader more" + kUnpackOnce,
+                      kWhere);
+  }
+  const Budget* const budget = sources_[id.source].budget;
+  if (budget != nullptr && beyond(most_of(*budget))) {
+    return make_error(Code::over_budget,
+                      needs + "of the " + human_bytes(budget->cap()) +
+                          " that its store may take (dram=) it gets " +
+                          std::to_string(most_of(*budget)) + " at most: open the store with more" +
+                          kUnpackOnce,
+                      kWhere);
   }
   return {};
 }
 
 // Forgets what was not used for the longest time, until there is room for so many bytes.
-bool PackedObjects::make_room(uint64_t bytes, Grant& grant) {
+bool PackedObjects::make_room(const Id& id, uint64_t bytes, Reserved& reserved) {
+  Budget* const budget = sources_[id.source].budget;
   for (;;) {
-    if (auto taken = budget_.take(bytes, "compressed shards")) {
-      grant = std::move(*taken);
+    auto of_source = limits_[id.source]->take(bytes, "compressed shards");
+    if (!of_source) {
+      if (!forget_oldest(id, false)) return false;
+      continue;
+    }
+    if (budget == nullptr) {
+      reserved = {std::move(*of_source), {}};
       return true;
     }
-    auto oldest = objects_.end();
-    for (auto each = objects_.begin(); each != objects_.end(); ++each) {
-      const Object& object = *each->second;
-      if (object.there && object.used_by == 0 &&
-          (oldest == objects_.end() || object.last_used < oldest->second->last_used))
-        oldest = each;
+    if (bytes <= left_of(*budget)) {
+      if (auto of_store = budget->take(bytes, "compressed shards")) {
+        reserved = {std::move(*of_source), std::move(*of_store)};
+        return true;
+      }
     }
-    if (oldest == objects_.end()) return false;
-    forget(oldest);
+    if (!forget_oldest(id, true)) return false;
   }
+}
+
+// Of the same source, or of all whose stores have the same memory.
+bool PackedObjects::forget_oldest(const Id& of, bool of_store) {
+  const Budget* const budget = sources_[of.source].budget;
+  auto oldest = objects_.end();
+  for (auto each = objects_.begin(); each != objects_.end(); ++each) {
+    const Object& object = *each->second;
+    if (!object.there || object.used_by != 0) continue;
+    const uint32_t source = each->first.source;
+    if (of_store ? sources_[source].budget != budget : source != of.source) continue;
+    if (oldest == objects_.end() || object.last_used < oldest->second->last_used) oldest = each;
+  }
+  if (oldest == objects_.end()) return false;
+  forget(oldest);
+  return true;
 }
 
 // Its memory is free now, whoever still knows of it.
@@ -168,39 +242,41 @@ void PackedObjects::forget(Objects::iterator object) {
   Object& of = *object->second;
   of.packed = {};
   of.raw = {};
-  of.packed_grant = Grant();
-  of.raw_grant = Grant();
+  of.packed_memory = {};
+  of.raw_memory = {};
   objects_.erase(object);
 }
 
-void PackedObjects::fetched(uint64_t number, const std::shared_ptr<Object>& object,
+void PackedObjects::fetched(const Id& id, const std::shared_ptr<Object>& object,
                             const Result<uint64_t>& when) {
   if (when) {
     object->fetched = *when;
-    return tasks_.run([this, number, object] { unpack_one(number, object); });
+    return tasks_.run([this, id, object] { unpack_one(id, object); });
   }
   MutexLock lock(mutex_);
-  Failed failed = fail(number, when.error());
+  --under_way_;
+  Failed failed = fail(id, when.error());
   lock.unlock();
   go_on(std::move(failed));
 }
 
-void PackedObjects::unpack_one(uint64_t number, const std::shared_ptr<Object>& object) {
-  const auto& [packing, packed] = table_->packed(number);
+void PackedObjects::unpack_one(const Id& id, const std::shared_ptr<Object>& object) {
+  const auto& [packing, packed] = table(id).packed(id.number);
   const Status unpacked = unpack(packing, object->packed.span().first(packed),
-                                 object->raw.span().first(table_->object_bytes(number)));
+                                 object->raw.span().first(table(id).object_bytes(id.number)));
   MutexLock lock(mutex_);
   if (!unpacked) {
     const Error& why = unpacked.error();
-    Failed failed = fail(number, make_error(why.code,
-                                            name(number) + " cannot be unpacked (" + why.what +
-                                                "); fetch that object anew, or index it again",
-                                            kWhere));
+    --under_way_;
+    Failed failed = fail(id, make_error(why.code,
+                                        name(id) + " cannot be unpacked (" + why.what +
+                                            "); fetch that object anew, or index it again",
+                                        kWhere));
     lock.unlock();
     return go_on(std::move(failed));
   }
   object->packed = {};
-  object->packed_grant = Grant();
+  object->packed_memory = {};
   object->there = true;
   ++object->used_by;
   const Waiters waiters = std::exchange(object->waiters, {});
@@ -209,8 +285,8 @@ void PackedObjects::unpack_one(uint64_t number, const std::shared_ptr<Object>& o
   go_on();
 }
 
-PackedObjects::Failed PackedObjects::fail(uint64_t number, Error error) {
-  const auto found = objects_.find(number);
+PackedObjects::Failed PackedObjects::fail(const Id& id, Error error) {
+  const auto found = objects_.find(id);
   Failed failed{std::move(found->second->waiters), std::move(error)};
   forget(found);  // another read tries anew
   return failed;
@@ -226,6 +302,7 @@ void PackedObjects::copy(const std::shared_ptr<Object>& object, const Waiters& w
   {
     MutexLock lock(mutex_);
     --object->used_by;
+    --under_way_;
     object->last_used = ++uses_;
   }
   for (const Waiter& waiter : waiters) waiter.rest->done(fetched);

@@ -1,6 +1,10 @@
 // PackedObjects: objects that are compressed as a whole are fetched whole, unpacked on the reader's
 // threads, and kept as long as there is memory for them: samples of one object are mostly used
 // about the same time.
+//
+// Memory is reserved before an object is asked for. Objects wait for it in one queue over all
+// sources. What is under way, or kept, makes room for the first one sooner or later; where nothing
+// is left that could, it is the error over_budget. So nothing waits for ever.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,23 +29,29 @@
 
 namespace stoker::data {
 
+// All outlive the reads. Objects of different sources are different ones.
+struct PackedSource {
+  const TaggedObjects* stored = nullptr;
+  std::shared_ptr<const SampleTable> table;
+  Budget* budget = nullptr;  // that the source's store draws on as well; null: none
+};
+
 // Any thread. Destroy it when all reads are done, and after the tasks.
 class PackedObjects {
  public:
-  // most: bytes for what is kept and for what is on its way, compressed and unpacked.
-  PackedObjects(const TaggedObjects& objects, std::shared_ptr<const SampleTable> table,
-                uint64_t most, PipelineTasks& tasks)
-      : stored_(objects), table_(std::move(table)), budget_(most), tasks_(tasks) {}
+  // most: bytes of each source for what is kept and for what is on its way, compressed and
+  // unpacked.
+  PackedObjects(std::vector<PackedSource> sources, uint64_t most, PipelineTasks& tasks);
   PackedObjects(const PackedObjects&) = delete;
   PackedObjects& operator=(const PackedObjects&) = delete;
 
-  // As Store::read_many(), of the unpacked bytes; when the last object had come, in the nanoseconds
-  // of Clock::real(). Errors name the object: over_budget, corruption, those of TaggedObjects.
-  Future<uint64_t> read(std::span<const Piece> pieces, Slice into);
+  // As Store::read_many() of that source, of the unpacked bytes; when the last object had come, in
+  // the nanoseconds of Clock::real(). Errors name the object: over_budget, corruption, those of
+  // TaggedObjects.
+  Future<uint64_t> read(uint32_t source, std::span<const Piece> pieces, Slice into);
 
-  // Bytes that the store was asked for, and by how many reads, since the last call.
-  std::pair<uint64_t, uint64_t> take_asked();
-  uint64_t peak_bytes() const { return budget_.peak(); }
+  // Bytes that its store was asked for, and by how many reads, since the last call.
+  std::pair<uint64_t, uint64_t> take_asked(uint32_t source);
 
  private:
   class Rest;  // of one read()
@@ -50,17 +61,28 @@ class PackedObjects {
     std::shared_ptr<Rest> rest;
   };
   using Waiters = std::vector<Waiter>;
+  // Of the memory of one source, and of its store's.
+  struct Reserved {
+    Grant of_source, of_store;
+  };
   struct Object {
-    Grant packed_grant, raw_grant;
+    Reserved packed_memory, raw_memory;
     AlignedBytes packed, raw;
     bool there = false;  // unpacked
     size_t used_by = 0;  // copies that are going on
     uint64_t last_used = 0, fetched = 0;
     Waiters waiters;
   };
-  using Objects = std::map<uint64_t, std::shared_ptr<Object>>;
+  struct Id {
+    uint32_t source = 0;
+    uint64_t number = 0;
+    bool operator<(const Id& other) const {
+      return std::tie(source, number) < std::tie(other.source, other.number);
+    }
+  };
+  using Objects = std::map<Id, std::shared_ptr<Object>>;
   struct Start {
-    uint64_t number;
+    Id id;
     std::shared_ptr<Object> object;
   };
   struct Failed {
@@ -68,26 +90,28 @@ class PackedObjects {
     Error error;
   };
 
-  std::string name(uint64_t number) const { return "'" + table_->keys()[number] + "'"; }
+  const SampleTable& table(const Id& id) const { return *sources_[id.source].table; }
+  std::string name(const Id& id) const { return "'" + table(id).keys()[id.number] + "'"; }
   void go_on(std::optional<Failed> failed = {});
   std::optional<Failed> admit(std::vector<Start>& starts) REQUIRES(mutex_);
-  bool make_room(uint64_t bytes, Grant& grant) REQUIRES(mutex_);
+  std::optional<Error> too_large(const Id& id) const;
+  bool make_room(const Id& id, uint64_t bytes, Reserved& reserved) REQUIRES(mutex_);
+  bool forget_oldest(const Id& of, bool of_store) REQUIRES(mutex_);
   void forget(Objects::iterator object) REQUIRES(mutex_);
-  void fetched(uint64_t number, const std::shared_ptr<Object>& object,
-               const Result<uint64_t>& when);
-  void unpack_one(uint64_t number, const std::shared_ptr<Object>& object);
-  Failed fail(uint64_t number, Error error) REQUIRES(mutex_);
+  void fetched(const Id& id, const std::shared_ptr<Object>& object, const Result<uint64_t>& when);
+  void unpack_one(const Id& id, const std::shared_ptr<Object>& object);
+  Failed fail(const Id& id, Error error) REQUIRES(mutex_);
   void copy(const std::shared_ptr<Object>& object, const Waiters& waiters);
 
-  const TaggedObjects& stored_;
-  const std::shared_ptr<const SampleTable> table_;
-  Budget budget_;
+  const std::vector<PackedSource> sources_;
+  std::vector<std::unique_ptr<Budget>> limits_;  // of each source
   PipelineTasks& tasks_;
   Mutex mutex_;
   Objects objects_ GUARDED_BY(mutex_);
-  std::deque<uint64_t> queue_ GUARDED_BY(mutex_);  // objects that wait for memory
+  std::deque<Id> queue_ GUARDED_BY(mutex_);  // objects that wait for memory
+  size_t under_way_ GUARDED_BY(mutex_) = 0;  // fetches and copies: go_on() follows each
   uint64_t uses_ GUARDED_BY(mutex_) = 0;
-  uint64_t asked_ GUARDED_BY(mutex_) = 0, requests_ GUARDED_BY(mutex_) = 0;
+  std::vector<std::pair<uint64_t, uint64_t>> asked_ GUARDED_BY(mutex_);  // bytes, requests
 };
 
 }  // namespace stoker::data

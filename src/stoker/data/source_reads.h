@@ -3,26 +3,25 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
 #include <utility>
 
 #include "stoker/base/future.h"
 #include "stoker/data/packed_objects.h"
-#include "stoker/data/pipeline_threads.h"
 #include "stoker/data/sample_table.h"
 #include "stoker/data/tagged_objects.h"
 #include "stoker/store/store.h"
 
 namespace stoker::data {
 
-// Any thread. Destroy it when all reads are done, and after the tasks.
+// Any thread. All that it is given outlives it.
 class SourceReads {
  public:
-  // tags: of each object, or nothing. unpacked_bytes: memory for objects that are compressed.
-  SourceReads(Store& store, std::shared_ptr<const SampleTable> table,
-              std::span<const std::string> tags, uint64_t unpacked_bytes, PipelineTasks& tasks);
+  // packed: where the compressed objects of the reader's source `number` come from; null: it has
+  // none.
+  SourceReads(const TaggedObjects& objects, std::shared_ptr<const SampleTable> table,
+              PackedObjects* packed, uint32_t number)
+      : table_(std::move(table)), objects_(objects), packed_(packed), number_(number) {}
 
   const SampleTable& table() const { return *table_; }
   // As Store::read_many(), but an object with another tag is `mismatch`; when the store had
@@ -33,8 +32,9 @@ class SourceReads {
 
  private:
   const std::shared_ptr<const SampleTable> table_;
-  const TaggedObjects objects_;
-  std::optional<PackedObjects> packed_;
+  const TaggedObjects& objects_;
+  PackedObjects* const packed_;
+  const uint32_t number_;
 };
 
 }  // namespace stoker::data

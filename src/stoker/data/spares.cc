@@ -10,23 +10,26 @@ constexpr uint64_t kPage = 4096;
 
 }  // namespace
 
-AlignedBytes Spares::take(uint64_t bytes) {
+Slot Spares::take(uint64_t bytes) {
+  if (arena_ != nullptr) {
+    if (auto taken = arena_->take(bytes)) return Slot(std::move(*taken));
+  }
   {
     MutexLock lock(mutex_);
     const auto found = kept_.lower_bound(bytes);
     // Much larger ones stay for those that need them.
     if (found != kept_.end() && found->first <= std::max(2 * bytes, 16 * kPage)) {
-      AlignedBytes spare = std::move(found->second);
+      Slot spare = std::move(found->second);
       kept_.erase(found);
       return spare;
     }
   }
-  return AlignedBytes(std::max(bytes, kPage));
+  return Slot(AlignedBytes::faulted(std::max(bytes, kPage)));
 }
 
-void Spares::give_back(AlignedBytes memory) {
-  // A disk that was given up may still write there: it is kept back for good.
-  if (memory.data() == nullptr || memory.lost()) return;
+void Spares::give_back(Slot memory) {
+  // The arena has it again at the end of this; what was lost is kept back for good.
+  if (memory.data() == nullptr || memory.of_arena() || memory.lost()) return;
   MutexLock lock(mutex_);
   const uint64_t bytes = memory.size();
   kept_.emplace(bytes, std::move(memory));
