@@ -82,10 +82,10 @@ def slow_of(cached: str) -> str:
 class Account:
     """Sums since take(). One thread: the loop's."""
 
-    def __init__(self, ahead: int) -> None:
-        self.ahead = ahead
+    def __init__(self, ahead: int, scaling: Scaling | None = None) -> None:
+        """scaling: of the C++ threads, where the sources lie in stores."""
+        self.ahead, self._scaling = ahead, scaling
         self.tiers: Tiers | None = None  # where the sources lie in stores
-        self.scaling: Scaling | None = None  # there as well
         self._caches: dict[str, dict[str, Any]] = {}
         self._clear()
 
@@ -193,8 +193,8 @@ class Account:
             "bytes": {name: each for name, each in self.bytes.items() if each},
             "objects": dict(self.objects.most_common(3)),
         }
-        if self.scaling is not None:
-            row |= self.scaling.take()
+        if self._scaling is not None:
+            row |= self._scaling.take()
         if told:
             row["caches"] = told
         self._clear()

@@ -174,10 +174,9 @@ class Loader:
             threads,
             slots.arena if slots is not None else None,
         )
-        self.account = Account(ahead)  # what waits cost, and what gave the bytes
-        self._scaling: Scaling | None = None  # of the C++ threads, where there are
+        self._scaling = Scaling(threads) if threads is not None else None
+        self.account = Account(ahead, self._scaling)  # what waits cost, and what gave the bytes
         if threads is not None:
-            self._scaling = self.account.scaling = Scaling(threads)
             self.account.of_stores([each.store for each in sources])
         self._watch = Watch.of(sources)
         self._following = Following(sources, seed, weights)
