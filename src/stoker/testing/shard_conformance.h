@@ -13,10 +13,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "stoker/store/blocking_io.h"
+#include "stoker/store/coded/log.h"
 #include "stoker/store/coded/shard.h"
 #include "stoker/testing/sim_engine.h"
 #include "stoker/testing/store_harness.h"
@@ -34,6 +36,7 @@ class ShardConformance : public ::testing::TestWithParam<ShardUnderTest> {
   static constexpr size_t kBlock = 4096;
   static constexpr size_t kBlocks = 64;
   static constexpr uint64_t kLatency = 1'000'000;
+  static constexpr Fence kFirst{1, 0xA}, kSecond{2, 0xB};  // of two writers
 
   void SetUp() override { start(LoopOptions()); }
   void start(const LoopOptions& options) {
@@ -49,7 +52,13 @@ class ShardConformance : public ::testing::TestWithParam<ShardUnderTest> {
     for (const std::string path : {"a", "b"}) {
       disk_->put(path, SimImage(kBlocks * kBlock));
       shards_.push_back(GetParam().make(*loop_, path));
+      ASSERT_OK(shards_.back()->fence(kFirst));
     }
+  }
+  // As after a crash of all that serves the first shard, but for what is on its disk.
+  void start_anew() {
+    shards_[0].reset();
+    shards_[0] = GetParam().make(*loop_, "a");
   }
 
   // What ends is counted, and waited for.
@@ -84,6 +93,7 @@ class ShardConformance : public ::testing::TestWithParam<ShardUnderTest> {
   }
   ShardPut put_of(std::vector<ShardPut::Wave> waves, bool flush) {
     ShardPut put;
+    put.fence = kFirst;
     put.waves = std::move(waves);
     put.flush = flush;
     return put;
@@ -102,6 +112,13 @@ class ShardConformance : public ::testing::TestWithParam<ShardUnderTest> {
     ShardPut request = put_of(std::move(waves), flush);
     return run(request);
   }
+  // By this writer, one block.
+  Status put_by(const Fence& fence, size_t at, uint8_t fill) {
+    ShardPut request = put_of({{{at * kBlock, block(fill)}}}, true);
+    request.fence = fence;
+    return run(request);
+  }
+  static Code code_of(const Status& status) { return status ? Code{} : status.error().code; }
   // What the disk has now in this block; all of its bytes are alike.
   int on_disk(size_t block) const {
     std::vector<std::byte> bytes(kBlock);
@@ -255,7 +272,7 @@ TEST_P(ShardConformance, AnUnreadableBlockFailsItsOwnReadOnly) {
 // Two shards, three requests each: one latency for reads, two for writes that are flushed. The
 // flush of one waits for no write of the other.
 TEST_P(ShardConformance, WhatAPlugHoldsBeginsAtOnce) {
-  uint64_t from = 0;
+  uint64_t from = loop_->clock().now_ns() / kLatency;
   const auto passed = [&] {
     const uint64_t now = loop_->clock().now_ns() / kLatency;
     return now - std::exchange(from, now);
@@ -292,13 +309,16 @@ TEST_P(ShardConformance, WhatAPlugHoldsBeginsAtOnce) {
   EXPECT_EQ(order, "a b aF bF ");
 }
 
-// The queue may be full when the next wave is due. The request says so, and put again it ends.
-TEST_P(ShardConformance, AFullQueueIsToldAndNothingIsLost) {
+// The queue may be full when the next step is due. The request says so, and put again it goes on
+// where it stopped.
+TEST_P(ShardConformance, AFullQueueIsToldAndNothingIsDoneTwice) {
   LoopOptions options;
   options.depth = 1;
   options.queue_max = 4;
   start(options);
-  ShardPut put = put_of({{{0, block(1)}}, {{kBlock, block(2)}}}, true);
+  ShardPut::Wave second;
+  for (size_t i = 1; i <= 4; ++i) second.push_back({i * kBlock, block(2)});
+  ShardPut put = put_of({{{0, block(1)}}, std::move(second)}, true);
   Ends puts, others;
   std::deque<ShardRead> reads(4);
   {
@@ -308,10 +328,12 @@ TEST_P(ShardConformance, AFullQueueIsToldAndNothingIsLost) {
       Plug plug(*loop_);
       shard().put(put, plug);
     }
-    // they wait behind it, as many as the queue takes
+    // As many as the queue takes wait behind it, and go last: the second wave, as long, finds no
+    // room.
     Plug plug(*loop_);
     for (ShardRead& read : reads) {
       others.expect(read);
+      read.priority = Priority::scrub;
       read.into = block(0);
       shard(1).read(read, plug);
     }
@@ -319,13 +341,193 @@ TEST_P(ShardConformance, AFullQueueIsToldAndNothingIsLost) {
   }
   puts.wait();
   others.wait();
-  if (!put.status) {
-    EXPECT_EQ(put.status.error().code, Code::busy);
-    EXPECT_EQ(on_disk(1), 0);
-  }
-  ASSERT_OK(run(put));
+  ASSERT_FALSE(put.status);
+  EXPECT_EQ(put.status.error().code, Code::busy);
   EXPECT_EQ(on_disk(0), 1);
-  EXPECT_EQ(on_disk(1), 2);
+  EXPECT_EQ(on_disk(1), 0);
+  disk_->start_recording();
+  ASSERT_OK(run(put));
+  EXPECT_EQ((" " + story()).find(" 0 "), std::string::npos) << "the first wave was done";
+  for (size_t i = 1; i <= 4; ++i) EXPECT_EQ(on_disk(i), 2);
+  disk_->start_recording();
+  ASSERT_OK(run(put)) << "once it has ended it begins again";
+  EXPECT_EQ(story(), "0 F1 1 2 3 4 F4 ");
+}
+
+// Who put it waits for nothing else by then.
+TEST_P(ShardConformance, AFlushIsOfTheFirstClass) {
+  const auto ops = [this](Priority priority) { return loop_->counters(priority).ops.get(); };
+  const uint64_t demanded = ops(Priority::demand);
+  ShardPut put = put_of({{{0, block(1)}}, {{kBlock, block(2)}}}, true);
+  put.priority = Priority::scrub;
+  ASSERT_OK(run(put));
+  EXPECT_EQ(ops(Priority::scrub), 2U);
+  EXPECT_EQ(ops(Priority::demand) - demanded, 2U);
+}
+
+TEST_P(ShardConformance, AHigherFenceEndsTheWriterOfALower) {
+  ASSERT_OK(put_by(kFirst, 0, 1));
+  ASSERT_OK(shard().fence(kSecond));
+  EXPECT_EQ(*shard().fenced(), kSecond);
+  disk_->start_recording();
+  EXPECT_EQ(code_of(put_by(kFirst, 0, 2)), Code::conflict);
+  EXPECT_EQ(code_of(put_by({2, 0xA}, 0, 2)), Code::conflict)
+      << "of that number, and not its writer";
+  EXPECT_EQ(code_of(put_by({3, 0xA}, 0, 2)), Code::conflict) << "of a fence that it never got";
+  EXPECT_EQ(story(), "");
+  EXPECT_EQ(on_disk(0), 1);
+  ASSERT_OK(put_by(kSecond, 0, 3));
+  EXPECT_EQ(code_of(shard().fence(kFirst)), Code::conflict);
+  EXPECT_EQ(code_of(shard().fence({2, 0xA})), Code::conflict);
+  EXPECT_OK(shard().fence(kSecond)) << "its own once more";
+  EXPECT_EQ(*shard().fenced(), kSecond);
+  ASSERT_OK(put_by(kSecond, 0, 4));
+  EXPECT_EQ(on_disk(0), 4);
+}
+
+TEST_P(ShardConformance, AFenceOutlivesWhoServesTheShard) {
+  ASSERT_OK(shard().fence(kSecond));
+  disk_->cut_power(7);
+  disk_->restore_power();
+  start_anew();
+  EXPECT_EQ(code_of(put_by(kSecond, 0, 1)), Code::conflict) << "nobody fenced it since";
+  EXPECT_EQ(*shard().fenced(), kSecond);
+  EXPECT_EQ(code_of(shard().fence(kFirst)), Code::conflict);
+  EXPECT_EQ(code_of(put_by(kFirst, 0, 1)), Code::conflict);
+  EXPECT_EQ(on_disk(0), 0);
+  ASSERT_OK(shard().fence(kSecond));
+  ASSERT_OK(put_by(kSecond, 0, 1));
+}
+
+// It is the old one or the new one, and the new one if that was answered.
+TEST_P(ShardConformance, APowerCutTearsNoFence) {
+  size_t answered = 0, stayed = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    start(LoopOptions());
+    disk_->cut_power_after_changes(seed % 5, seed);
+    const Status status = shard().fence(kSecond);
+    disk_->cut_power(seed);
+    disk_->restore_power();
+    start_anew();
+    const auto found = shard().fenced();
+    ASSERT_OK(found);
+    EXPECT_TRUE(*found == kSecond || (!status && *found == kFirst)) << seed;
+    answered += status ? 1 : 0;
+    stayed += *found == kFirst ? 1 : 0;
+  }
+  EXPECT_GT(answered, 0U);
+  EXPECT_GT(stayed, 0U);
+}
+
+// What is not stored fences nobody.
+TEST_P(ShardConformance, AFenceThatCannotBeStoredIsNone) {
+  for (const Op::Kind kind : {Op::Kind::write, Op::Kind::sync}) {
+    disk_->fail_nth(kind, 1, EIO, "a");
+    EXPECT_EQ(code_of(shard().fence(kSecond)), Code::io);
+    EXPECT_OK(put_by(kFirst, 0, 1));
+  }
+  EXPECT_OK(shard().fence({3, 0xC}));
+  EXPECT_EQ(code_of(put_by(kFirst, 0, 2)), Code::conflict);
+}
+
+// A put of many waves is longer than the fence that comes behind it.
+TEST_P(ShardConformance, AFenceWaitsForWhatWasTaken) {
+  constexpr size_t kWaves = 20;
+  std::vector<ShardPut::Wave> waves;
+  for (size_t i = 0; i < kWaves; ++i) waves.push_back({{(kBlocks - 1 - i) * kBlock, block(1)}});
+  ShardPut put = put_of(std::move(waves), true);
+  Ends ends;
+  ends.expect(put);
+  {
+    Plug plug(*loop_);
+    shard().put(put, plug);
+  }
+  ASSERT_OK(shard().fence(kSecond));
+  for (size_t i = 0; i < kWaves; ++i) EXPECT_EQ(on_disk(kBlocks - 1 - i), 1) << i;
+  ends.wait();
+  EXPECT_OK(put.status) << "it was taken before";
+}
+
+// Of all that want to open, each number is of one.
+TEST_P(ShardConformance, OfWritersThatFenceAtOnceTheHighestStays) {
+  constexpr size_t kWriters = 8;
+  std::vector<Status> ended(kWriters);
+  {
+    std::vector<std::jthread> writers;
+    for (size_t i = 0; i < kWriters; ++i)
+      writers.emplace_back([&, i] { ended[i] = shard().fence({2 + i / 2, i}); });
+  }
+  EXPECT_OK(ended[kWriters - 1] ? ended[kWriters - 1] : ended[kWriters - 2]);
+  for (size_t i = 0; i < kWriters; i += 2) EXPECT_FALSE(ended[i] && ended[i + 1]) << i;
+  const Fence last = *shard().fenced();
+  EXPECT_EQ(last.number, 2 + (kWriters - 1) / 2);
+  for (size_t i = 0; i < kWriters; ++i)
+    EXPECT_EQ(static_cast<bool>(put_by({2 + i / 2, i}, 0, 1)), last.writer == i) << i;
+}
+
+// A log of one segment, of frames of two blocks: their VALs are told, and which blocks cannot be
+// read.
+TEST_P(ShardConformance, AScanTellsTheIntactFramesOfASegment) {
+  Shape shape;
+  shape.k = 2;
+  shape.m = 1;
+  shape.shards = 3;
+  shape.chunk_bytes = kChunkMin;
+  shape.segment_bytes = 8 * kBlock;
+  shape.area_bytes = kBlock;
+  shape.segments = 4;
+  StoreId store{};
+  store[0] = 7;
+  constexpr size_t kShard = 1, kSegment = 2;
+  const uint64_t from = shape.segment_at(kSegment);
+  const auto write = [&](uint64_t count) {
+    LogWriter writer({store, count << 32 | 9}, shape.segment_bytes);
+    for (Stamp stamp = 1; stamp <= 3; ++stamp) {
+      const Slice user = block(static_cast<uint8_t>(stamp));
+      FrameBuilder frame;
+      ValItem val;
+      val.stamp = stamp;
+      val.crcs = {0};
+      frame.add(val, {user.data, user.size});
+      std::vector<std::byte> payload(frame.payload_bytes());
+      frame.payload({kShard, kSegment, writer.cursor().offset}, payload);
+      AlignedBytes& bytes = memory_.emplace_back(frame.bytes());
+      ASSERT_EQ(bytes.size(), 2 * kBlock);
+      const uint64_t at = from + writer.append(payload, bytes.span());
+      ASSERT_OK(put({{{at, bytes.slice()}}}, true));
+    }
+  };
+  const auto scan = [&](uint64_t floor, size_t of) {
+    return shard().scan({shape, store, of, kSegment, floor}, Priority::demand);
+  };
+  const auto stamps = [](const ShardScan& found) {
+    std::string told;
+    for (const auto& [at, content] : found.frames)
+      told += std::to_string(at / kBlock) + ":" +
+              std::to_string(std::get<ValItem>(content.items.at(0)).stamp) + " ";
+    return told;
+  };
+  EXPECT_EQ(stamps(scan(0, kShard)), "") << "zeros";
+  write(5);
+  const ShardScan whole = scan(5, kShard);
+  EXPECT_EQ(stamps(whole), "0:1 2:2 4:3 ");
+  EXPECT_EQ(whole.end.count(), 5U);
+  EXPECT_EQ(whole.end.cursor.offset, 6 * kBlock);
+  EXPECT_TRUE(whole.unreadable.empty() && whole.why.empty() && whole.any_read);
+  EXPECT_EQ(stamps(scan(6, kShard)), "") << "of a generation below the floor";
+  EXPECT_EQ(stamps(scan(0, kShard + 1)), "") << "a copy of another shard's";
+  disk_->flip("a", from + 2 * kBlock + 70, 1);
+  EXPECT_EQ(stamps(scan(0, kShard)), "0:1 4:3 ");
+  disk_->spoil("a", from + 4 * kBlock);
+  const ShardScan spoilt = scan(0, kShard);
+  EXPECT_EQ(stamps(spoilt), "0:1 ");
+  EXPECT_EQ(spoilt.unreadable, std::vector<uint64_t>{from + 4 * kBlock});
+  EXPECT_FALSE(spoilt.why.empty());
+  EXPECT_TRUE(spoilt.any_read);
+  for (size_t i = 0; i < 8; ++i) disk_->spoil("a", from + i * kBlock);
+  const ShardScan dark = scan(0, kShard);
+  EXPECT_EQ(dark.unreadable.size(), 8U);
+  EXPECT_FALSE(dark.any_read);
 }
 
 }  // namespace stoker::coded

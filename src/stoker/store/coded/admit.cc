@@ -1,6 +1,7 @@
 // Admission: a shard that was resynced gets a log, the VALs that belong to it and the table, and
 // counts again from the epoch on that names it.
 #include <algorithm>
+#include <cstring>
 #include <random>
 
 #include "stoker/base/log.h"
@@ -19,33 +20,41 @@ Error failing(const std::string& path, const std::string& why) {
 
 }  // namespace
 
-// Reads an area of the joining shard; what cannot be read is made zeros, on the disk too: it is not
-// read again, and must not come back.
-Status Resync::make_readable(size_t shard, uint64_t offset, size_t bytes, AlignedBytes& content) {
-  content = AlignedBytes(bytes);
+// Reads an area of the joining shard; what cannot be read is made zeros.
+Status Resync::make_readable(size_t shard, uint64_t offset, size_t bytes) {
+  const AlignedBytes content(bytes);
   pace_.spend(bytes);
   Area area{shard, offset, content.slice()};
-  if (read_areas(shards_, Priority::scrub, {&area, 1}).empty()) return {};
-  ShardBatch writes(shards_, Priority::scrub);
+  read_areas(shards_, Priority::scrub, {&area, 1});
+  std::vector<uint64_t> unreadable;
   for (size_t i = 0; i * kBlock < bytes; ++i) {
-    if (!area.readable[i])
-      writes.write(shard, offset + i * kBlock, content.slice().sub(i * kBlock, kBlock));
+    if (!area.readable[i]) unreadable.push_back(offset + i * kBlock);
   }
+  return make_zeros(shard, unreadable);
+}
+
+// On the disk: these blocks are not read again, and must not come back.
+Status Resync::make_zeros(size_t shard, const std::vector<uint64_t>& blocks) {
+  if (blocks.empty()) return {};
+  const AlignedBytes zeros(kBlock);
+  std::memset(zeros.data(), 0, kBlock);
+  ShardBatch writes(shards_, Priority::scrub);
+  for (const uint64_t offset : blocks) writes.write(shard, offset, zeros.slice());
   return writes.run() == 0 ? Status() : failing(shards_[shard].path, writes.why());
 }
 
 // A log of its own, above all that it ever wrote.
 Status Resync::begin_log(size_t shard) {
   Member& each = shards_[shard];
-  AlignedBytes bytes;
   for (size_t area = 0; area < 2; ++area)
-    STOKER_TRY(make_readable(shard, shape_.area_at(area), shape_.area_bytes, bytes));
+    STOKER_TRY(make_readable(shard, shape_.area_at(area), shape_.area_bytes));
   uint64_t highest = each.super.log_floor;
   for (size_t segment = 0; segment < shape_.segments; ++segment) {
-    STOKER_TRY(make_readable(shard, shape_.segment_at(segment), shape_.segment_bytes, bytes));
-    highest = std::max(highest, read_segment(shape_, shards_.store(), shard, segment, 0,
-                                             bytes.span(), [](uint64_t, const FrameContent&) {})
-                                    .count());
+    pace_.spend(shape_.segment_bytes);
+    const ShardScan scan =
+        each.shard->scan({shape_, shards_.store(), shard, segment, 0}, Priority::scrub);
+    STOKER_TRY(make_zeros(shard, scan.unreadable));
+    highest = std::max(highest, scan.end.count());
   }
   each.log = std::make_unique<ShardLog>(shape_, shards_.store(), shard);
   each.log->seen(highest);

@@ -147,7 +147,7 @@ TEST(CodedClass, AStoreOfTheFirstVersionIsReadAndBecomesOneOfTheNewest) {
     for (const uint64_t at : kSuperblockAt) {
       Bytes sector(kSuperblockBytes);
       image.read(at, sector);
-      EXPECT_EQ(static_cast<int>(sector[8]), 3);
+      EXPECT_EQ(static_cast<int>(sector[8]), 4);
       sector[8] = std::byte{1};
       const uint32_t crc = crc32c(sector.data(), kSuperblockBytes - 4);
       std::memcpy(sector.data() + kSuperblockBytes - 4, &crc, 4);
@@ -162,7 +162,7 @@ TEST(CodedClass, AStoreOfTheFirstVersionIsReadAndBecomesOneOfTheNewest) {
   EXPECT_EQ(read_all(*store, "a"), content);
   state(*store, "a", Class::write_only);
   for (const auto& path : world.paths()) {
-    for (const uint64_t at : kSuperblockAt) EXPECT_EQ(version_of(path, at), 3);
+    for (const uint64_t at : kSuperblockAt) EXPECT_EQ(version_of(path, at), 4);
   }
 }
 

@@ -4,15 +4,19 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "stoker/base/check.h"
+#include "stoker/store/blocking_io.h"
 
 namespace stoker::coded {
 namespace {
 
-// What the Loop holds of a request. Both go by themselves when it is done.
+constexpr const char* kWhere = "store/coded/file_shard";
+
+// What the Loop holds of a read. It goes by itself when that is done, like a PutFlight.
 struct ReadFlight {
   Op op;
   ShardRead& request;
@@ -25,15 +29,18 @@ struct ReadFlight {
   }
 };
 
+}  // namespace
+
 // Steps: the first wave, its flush, the second wave, and so on.
-class PutFlight {
+class FileShard::PutFlight {
  public:
-  PutFlight(Loop& loop, FileId file, ShardPut& request)
-      : loop_(loop), file_(file), request_(request) {}
+  PutFlight(FileShard& shard, ShardPut& request)
+      : shard_(shard), request_(request), step_(request.steps_done) {}
 
   // The ops of the next step that has any; empty: that was the last.
   std::vector<Op*> next() {
     ops_.clear();
+    request_.steps_done = step_;  // should these not be taken
     const size_t waves = std::max<size_t>(1, request_.waves.size());
     for (; ops_.empty() && step_ < 2 * waves; ++step_) {
       const size_t wave = step_ / 2;
@@ -60,8 +67,9 @@ class PutFlight {
   void add(Op::Kind kind, uint64_t offset, Slice bytes) {
     Op& op = ops_.emplace_back();
     op.kind = kind;
-    op.priority = request_.priority;
-    op.file = file_;
+    // whoever waits for a put has nothing else to wait for once its bytes are there
+    op.priority = kind == Op::Kind::sync ? Priority::demand : request_.priority;
+    op.file = shard_.file_;
     op.offset = offset;
     op.bytes = bytes;
     op.done = &PutFlight::on_done;
@@ -70,23 +78,24 @@ class PutFlight {
 
   // On the Loop's thread, like all that ends here: only one at a time.
   void stepped() {
+    bool refused = false;
     if (request_.status) {
       const std::vector<Op*> ops = next();
-      if (!ops.empty()) request_.status = loop_.submit(ops);
+      if (!ops.empty()) request_.status = shard_.loop_.submit(ops);
       if (!ops.empty() && request_.status) return;
+      refused = !request_.status;
     }
+    if (!refused) request_.steps_done = 0;
     const std::unique_ptr<PutFlight> self(this);
+    shard_.ended();
     request_.done(request_);
   }
 
-  Loop& loop_;
-  const FileId file_;
+  FileShard& shard_;
   ShardPut& request_;
   std::deque<Op> ops_;  // of the step that is under way; do not move
-  size_t step_ = 0, left_ = 0;
+  size_t step_, left_ = 0;
 };
-
-}  // namespace
 
 void Plug::release() {
   const std::vector<Op*> ops = std::exchange(ops_, {});
@@ -109,13 +118,99 @@ void FileShard::read(ShardRead& request, Plug& plug) {
 }
 
 void FileShard::put(ShardPut& request, Plug& plug) {
-  auto flight = std::make_unique<PutFlight>(loop_, file_, request);
   request.status = {};
+  {
+    const MutexLock lock(mutex_);
+    if (fence_.number == 0 || request.fence != fence_) {
+      request.status = make_error(
+          Code::conflict, "another writer has opened it meanwhile, and it takes writes of that one",
+          kWhere);
+    } else {
+      ++under_way_;
+    }
+  }
+  if (!request.status) return request.done(request);
+  auto flight = std::make_unique<PutFlight>(*this, request);
   const std::vector<Op*> ops = flight->next();
   // what writes nothing and makes nothing durable would never be done
   STOKER_CHECK(request.done != nullptr && !ops.empty());
   for (Op* op : ops) plug.hold(*op);
   static_cast<void>(flight.release());  // until it is done
+}
+
+void FileShard::ended() {
+  const MutexLock lock(mutex_);
+  if (--under_way_ == 0) none_under_way_.notify_all();
+}
+
+Result<Fence> FileShard::fenced() {
+  const MutexLock lock(fencing_);
+  return stored();
+}
+
+Status FileShard::fence(const Fence& fence) {
+  STOKER_CHECK(fence.number != 0);
+  const MutexLock fencing(fencing_);
+  const Fence before = stored();
+  if (before.number > fence.number ||
+      (before.number == fence.number && before.writer != fence.writer))
+    return make_error(Code::conflict, "another writer has opened it meanwhile", kWhere);
+  STOKER_TRY(store(fence));
+  MutexLock lock(mutex_);
+  fence_ = fence;
+  none_under_way_.wait(lock, [this]() REQUIRES(mutex_) { return under_way_ == 0; });
+  return {};
+}
+
+// A copy that cannot be read counts as damaged: it is written anew.
+Fence FileShard::stored() {
+  Fence highest;
+  for (const uint64_t at : kFenceAt) {
+    AlignedBytes block(kBlock);
+    IoBatch read(loop_, Priority::demand);
+    read.read(file_, at, block.slice());
+    if (!read.run()) continue;
+    const auto fence = decode_fence(block.span());
+    if (fence && fence->number > highest.number) highest = *fence;
+  }
+  return highest;
+}
+
+Status FileShard::store(const Fence& fence) {
+  AlignedBytes block(kBlock);
+  encode_fence(fence, block.span());
+  IoBatch writes(loop_, Priority::demand), flush(loop_, Priority::demand);
+  for (const uint64_t at : kFenceAt) writes.write(file_, at, block.slice());
+  flush.sync(file_);
+  STOKER_TRY(writes.run());
+  return flush.run();
+}
+
+ShardScan FileShard::scan(const ShardSegment& segment, Priority priority) {
+  const Shape& shape = segment.shape;
+  const uint64_t offset = shape.segment_at(segment.segment);
+  ShardScan scan;
+  for (;;) {
+    const AlignedBytes bytes(shape.segment_bytes);
+    auto unreadable = read_what_can_be(loop_, priority, file_, offset, bytes.slice());
+    if (bytes.lost()) continue;  // the disk was given up, and refuses from then on
+    if (!unreadable) {
+      scan.why = unreadable.error().message();
+      for (uint64_t at = 0; at < shape.segment_bytes; at += kBlock)
+        scan.unreadable.push_back(offset + at);
+      return scan;
+    }
+    scan.unreadable = std::move(*unreadable);
+    scan.any_read = scan.unreadable.size() * kBlock < shape.segment_bytes;
+    if (!scan.unreadable.empty())
+      scan.why = "a block of 4 KiB at offset " + std::to_string(scan.unreadable.front()) +
+                 " of it cannot be read";
+    scan.end = read_segment(shape, segment.store, segment.shard, segment.segment, segment.floor,
+                            bytes.span(), [&scan](uint64_t at, FrameContent content) {
+                              scan.frames.push_back({at, std::move(content)});
+                            });
+    return scan;
+  }
 }
 
 }  // namespace stoker::coded

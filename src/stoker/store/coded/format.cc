@@ -13,7 +13,8 @@ namespace {
 
 constexpr const char* kWhere = "store/coded/format";
 constexpr std::string_view kSuperMagic = "STOKERC1";
-constexpr uint32_t kFormatVersion = 3;
+constexpr uint32_t kFormatVersion = 4;
+constexpr std::string_view kFenceMagic = "STOKERF1";
 constexpr uint32_t kPageMagic = 0x31484B53;  // "SKH1"
 constexpr size_t kPageHeadBytes = 64;
 constexpr size_t kPayloadHeadBytes = 16;
@@ -92,7 +93,7 @@ std::string encode_superblock(const Superblock& super) {
   out.put(super.scrubbed.ended_at);
   out.put(super.scrubbed.found);
   out.put(super.scrubbed.lost);
-  for (const uint64_t each : {super.fence, super.writer, super.first_round}) out.put(each);
+  for (const uint64_t each : {uint64_t{0}, uint64_t{0}, super.first_round}) out.put(each);
   std::string bytes = out.take();
   bytes.resize(kSuperblockBytes - 4);
   const uint32_t crc = crc32c(bytes.data(), bytes.size());
@@ -136,13 +137,40 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   super.scrubbed.ended_at = in.get<uint64_t>();
   super.scrubbed.found = in.get<uint32_t>();
   super.scrubbed.lost = in.get<uint32_t>();
-  for (uint64_t* each : {&super.fence, &super.writer, &super.first_round})
-    *each = in.get<uint64_t>();
+  static_cast<void>(in.get<uint64_t>());
+  static_cast<void>(in.get<uint64_t>());
+  super.first_round = in.get<uint64_t>();
   if (!in.ok() || !possible(super))
     return broken(
         "a superblock that is intact and says what cannot be: it is damaged, or another program "
         "wrote it");
   return Found(super);
+}
+
+void encode_fence(const Fence& fence, std::span<std::byte> block) {
+  STOKER_CHECK(block.size() == kBlock);
+  ByteWriter out;
+  for (const char c : kFenceMagic) out.put(c);
+  out.put(fence.number);
+  out.put(fence.writer);
+  std::string bytes = out.take();
+  bytes.resize(kSuperblockBytes - 4);
+  const uint32_t crc = crc32c(bytes.data(), bytes.size());
+  std::memset(block.data(), 0, block.size());
+  std::memcpy(block.data(), bytes.data(), bytes.size());
+  std::memcpy(block.data() + bytes.size(), &crc, 4);
+}
+
+std::optional<Fence> decode_fence(std::span<const std::byte> block) {
+  STOKER_CHECK(block.size() == kBlock);
+  if (std::memcmp(block.data(), kFenceMagic.data(), kFenceMagic.size()) != 0) return {};
+  std::array<std::byte, kBlock> again{};
+  ByteReader in(block.subspan(kFenceMagic.size(), 16));
+  const Fence fence{in.get<uint64_t>(), in.get<uint64_t>()};
+  encode_fence(fence, again);
+  // all of it: nothing else may stand there
+  if (std::memcmp(block.data(), again.data(), kBlock) != 0) return {};
+  return fence;
 }
 
 void encode_page(const Shape& shape, const StoreId& store, const HeaderPage& page,

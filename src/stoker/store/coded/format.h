@@ -21,6 +21,7 @@ namespace stoker::coded {
 inline constexpr size_t kBlock = kIoAlign;
 inline constexpr size_t kSuperblockBytes = 512;
 inline constexpr std::array<uint64_t, 2> kSuperblockAt = {0, 32768};
+inline constexpr std::array<uint64_t, 2> kFenceAt = {28672, 61440};
 inline constexpr uint64_t kHeadBytes = 65536;
 inline constexpr size_t kShardsMax = 64;
 inline constexpr uint32_t kChunkMin = 64 * kKiB;
@@ -102,14 +103,24 @@ struct Superblock {
   uint32_t incarnation = 0;
   std::array<uint32_t, kShardsMax> incarnations{};  // of the members of the confirmed set
   LastScrub scrubbed = {};
-  uint64_t fence = 0, writer = 0;  // of a store on nodes; 0 in files
-  uint64_t first_round = 0;        // that the shard's log may have frames of
+  uint64_t first_round = 0;  // that the shard's log may have frames of
 };
 
 std::string encode_superblock(const Superblock& superblock);
 // None: no superblock. mismatch: of another version. corruption: its CRC is right and its content
 // impossible.
 Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> sector);
+
+// Who may write to a shard: the writer with the highest number.
+struct Fence {
+  uint64_t number = 0;  // 0: nobody yet
+  uint64_t writer = 0;  // its id: two may draw the same number
+  bool operator==(const Fence&) const = default;
+};
+// A block with nothing else in it.
+void encode_fence(const Fence& fence, std::span<std::byte> block);
+// None: no intact fence.
+std::optional<Fence> decode_fence(std::span<const std::byte> block);
 
 // What the header of a parity chunk says of a row.
 struct ParityEntry {

@@ -102,6 +102,21 @@ TEST(CodedFormat, TheExampleSuperblock) {
   EXPECT_EQ((*again)->scrubbed.lost, 1U);
 }
 
+TEST(CodedFormat, TheExampleFence) {
+  const Fence fence{5, 0x1122334455667788};
+  Bytes mine(kBlock);
+  encode_fence(fence, mine);
+  const auto bytes = example("fence", kBlock);
+  ASSERT_EQ(example_text(bytes), example_text(mine));
+  EXPECT_EQ(decode_fence(bytes), fence);
+  for (const size_t at : {0U, 9U, 20U, 200U, 509U, 600U, 4095U}) {
+    Bytes damaged = mine;
+    damaged[at] ^= std::byte{4};
+    EXPECT_EQ(decode_fence(damaged), std::nullopt) << at;
+  }
+  EXPECT_EQ(decode_fence(Bytes(kBlock)), std::nullopt);
+}
+
 TEST(CodedFormat, TheExampleHeaderPage) {
   const auto bytes = example("page", kBlock);
   ASSERT_EQ(example_text(bytes), example_text(example_page()));

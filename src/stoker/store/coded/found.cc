@@ -76,20 +76,23 @@ void Reading::read_log(size_t shard) {
   SegmentEnd newest;
   size_t newest_at = 0;
   for (size_t segment = 0; segment < shape_.segments; ++segment) {
-    const AlignedBytes bytes = read_area(shard, shape_.segment_at(segment), shape_.segment_bytes);
+    ShardScan scan = each.shard->scan(
+        {shape_, shards_.store(), shard, segment, each.super.log_floor}, Priority::demand);
+    if (!scan.why.empty() && each.trouble.empty())
+      each.trouble = "'" + each.path + "': " + scan.why;
+    if (scan.any_read) readable_ |= shard_bit(shard);
+    for (const uint64_t offset : scan.unreadable) found_.unreadable[shard].push_back(offset);
+    const SegmentEnd end = scan.end;
     SegmentRef ref;
     std::vector<FoundRounds::Frame> frames;
-    const SegmentEnd end =
-        read_segment(shape_, shards_.store(), shard, segment, each.super.log_floor, bytes.span(),
-                     [&](uint64_t at, FrameContent content) {
-                       if (!ref) ref = each.log->hold(segment);
-                       frames.push_back({at, content.end, content.sequence, 0});
-                       for (const Item& item : content.items) {
-                         if (const auto* round = std::get_if<RoundItem>(&item))
-                           frames.back().round = round->round;
-                       }
-                       take(shard, ref, shape_.segment_at(segment) + at, std::move(content));
-                     });
+    for (auto& [at, content] : scan.frames) {
+      if (!ref) ref = each.log->hold(segment);
+      frames.push_back({at, content.end, content.sequence, 0});
+      for (const Item& item : content.items) {
+        if (const auto* round = std::get_if<RoundItem>(&item)) frames.back().round = round->round;
+      }
+      take(shard, ref, shape_.segment_at(segment) + at, std::move(content));
+    }
     found_.rounds.take(shard, frames);
     each.log->seen(std::max(end.count(), each.super.log_floor));
     if (end.generation <= newest.generation) continue;

@@ -157,6 +157,7 @@ Status LogSet::checkpoint(ShardSet beside, ShardSet& failed) {
 }
 
 Status LogSet::drop_shards(ShardSet failed, const std::string& why) {
+  if (shards_.outdone()) return refuse_outdone();
   ShardSet left = 0;
   {
     const auto map = map_.lock();
@@ -175,8 +176,21 @@ Status LogSet::drop_shards(ShardSet failed, const std::string& why) {
   return change_epoch(left);
 }
 
+// No shard failed: the fence says that this writer's time is over.
+Status LogSet::refuse_outdone() {
+  const Error refused = make_error(
+      Code::read_only,
+      "another writer has opened " + map_.name() +
+          " meanwhile, and its shards take nothing from this one any more: close it, and open it "
+          "again when the other one has ended",
+      kWhere);
+  map_.lock()->refused = refused;
+  return make_error(Code::io, refused.what, kWhere);
+}
+
 Status LogSet::change_epoch(ShardSet to) {
   for (;;) {
+    if (shards_.outdone()) return refuse_outdone();
     if (!shape_.writable(to)) {
       const Error refused = make_error(
           Code::read_only,

@@ -73,6 +73,8 @@ class LogSet {
   uint64_t image_cost() const { return image_cost_; }  // of these by the newest image
 
  private:
+  Status refuse_outdone();
+
   CommittedMap& map_;
   Shards& shards_;
   const Shape& shape_;

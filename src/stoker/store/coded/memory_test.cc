@@ -150,5 +150,50 @@ TEST(CodedMemoryShare, AFoldLeavesMostOfTheCapToOthers) {
   for (const auto& [key, bytes] : content) EXPECT_EQ(read_all(*store, key), bytes);
 }
 
+// Header pages wait for the VALs of their batch, up to 4 MiB of them: those of the commit that
+// brings more are written before it.
+TEST(CodedMemoryShare, ABatchKeepsFewHeaderPages) {
+  CodedWorld world(quiet(1, 2));
+  StoreOptions made;
+  made.create = true;
+  made.capacity_bytes = 32 << 20;
+  made.chunk_bytes = 64 << 10;
+  made.objects_max = 64;
+  auto store = std::move(*world.open_coded(made));
+  constexpr size_t kStripes = 100;  // of 3 times 8 KiB of pages each
+  Bytes content = pattern(kStripes * made.chunk_bytes, 1);
+  std::vector<std::unique_ptr<Transaction>> commits;
+  for (const std::string key : {"a", "b"}) {
+    commits.push_back(std::move(*store->begin()));
+    ASSERT_OK(commits.back()->resize(key, content.size()));
+    ASSERT_OK(commits.back()->write(key, 0, slice_of(content)).wait());
+  }
+  auto before = std::move(*store->begin());
+  ASSERT_OK(before->resize("c", 4096));
+  world.disk().start_recording();
+  std::vector<Future<Version>> done;
+  {
+    const auto gate = world.disk().hold();
+    done.push_back(before->commit(Durability::durable));
+    for (const auto& commit : commits) done.push_back(commit->commit(Durability::durable));
+  }
+  for (Future<Version>& each : done) ASSERT_OK(each.wait());
+  std::vector<Version> order;  // of the commits whose pages come, by those of data chunks
+  for (const SimEvent& event : world.disk().stop_recording()) {
+    if (event.kind != SimEvent::Kind::write || event.bytes->size() != 2 * kBlock) continue;
+    for (const size_t copy : {size_t{0}, kBlock}) {
+      const std::byte* const page = event.bytes->data() + copy;
+      uint16_t position = 0;
+      Stamp version = 0;
+      std::memcpy(&position, page + 24, sizeof position);
+      std::memcpy(&version, page + 64, sizeof version);
+      if (std::memcmp(page, "SKH1", 4) == 0 && position == 0) order.push_back(number_of(version));
+    }
+  }
+  ASSERT_EQ(order.size(), 2 * kStripes);
+  EXPECT_GT(order.front(), order.back()) << "those of the second commit were not kept";
+  for (const std::string key : {"a", "b"}) EXPECT_EQ(read_all(*store, key), content);
+}
+
 }  // namespace
 }  // namespace stoker::coded

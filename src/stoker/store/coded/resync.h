@@ -37,7 +37,8 @@ class Resync {
   // admit.cc
   Status admit();
   Status begin_log(size_t shard);
-  Status make_readable(size_t shard, uint64_t offset, size_t bytes, AlignedBytes& content);
+  Status make_readable(size_t shard, uint64_t offset, size_t bytes);
+  Status make_zeros(size_t shard, const std::vector<uint64_t>& blocks);
 
   CommittedMap& map_;
   Shards& shards_;

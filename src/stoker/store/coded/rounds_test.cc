@@ -278,7 +278,7 @@ TEST(CodedRounds, AStoreOfAnOlderVersionOpensAndIsOfThisOneThen) {
   EXPECT_EQ(read_all(**run.world.open_small(), "a"), run.content);
   Bytes sector(kSuperblockBytes);
   run.world.disk().image("d0").read(0, sector);
-  EXPECT_EQ(sector[8], std::byte{3});
+  EXPECT_EQ(sector[8], std::byte{4});
 }
 
 // A log that has no room for all that is to be told at once tells it with the next rounds.

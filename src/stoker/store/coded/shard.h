@@ -6,9 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "stoker/io/loop.h"
+#include "stoker/store/coded/format.h"
+#include "stoker/store/coded/log.h"
 
 namespace stoker::coded {
 
@@ -32,14 +35,41 @@ struct ShardPut {
   using Wave = std::vector<Piece>;
 
   Priority priority = Priority::demand;
+  Fence fence;  // of the writer
   // Each is durable before anything of the next one is written; an empty one makes durable what
   // was written before. The pieces of one wave land in any order.
   std::vector<Wave> waves;
   bool flush = false;  // the last wave is durable, too, when this is done
-  // Of the first failure: nothing was begun after it. busy: the shard took no more; put it again.
+  // Of the first failure: nothing was begun after it. busy: the shard took no more; put it again,
+  // and it goes on where it stopped. conflict: it is fenced by another writer, for good; nothing
+  // was done.
   Status status;
+  size_t steps_done = 0;  // the shard's: where it goes on
+  // Likewise; of a put that is refused maybe within the call.
   void (*done)(ShardPut&) noexcept = nullptr;
   void* context = nullptr;
+};
+
+// A segment of the log of one shard of a store. Generation counts below the floor do not count.
+struct ShardSegment {
+  const Shape& shape;
+  const StoreId& store;
+  size_t shard = 0, segment = 0;
+  uint64_t floor = 0;
+};
+
+// What its intact frames say. The blocks in them stay where they are.
+struct ShardScan {
+  struct Frame {
+    uint64_t at = 0;  // in the segment
+    FrameContent content;
+  };
+  std::vector<Frame> frames;
+  SegmentEnd end;
+  // Blocks that cannot be read, by their offsets in the shard; they count as damaged.
+  std::vector<uint64_t> unreadable;
+  std::string why;        // of the first of them
+  bool any_read = false;  // not all of them
 };
 
 // Holds back what requests have ready, so that those to several shards begin at once.
@@ -63,9 +93,17 @@ class Plug {
 class Shard {
  public:
   virtual ~Shard() = default;
+  // The fence that is stored. Waits.
+  virtual Result<Fence> fenced() = 0;
+  // From the answer on it takes puts of this fence only, and has ended all that it took before;
+  // whoever starts it anew fences it again. Stored durably. conflict: a higher one is there, or
+  // another writer's of the same number, and nothing changed. Waits.
+  virtual Status fence(const Fence& fence) = 0;
   virtual void read(ShardRead& request, Plug& plug) = 0;
   // A flush covers all that this shard was done with when it began, whoever wrote it.
   virtual void put(ShardPut& request, Plug& plug) = 0;
+  // Reads a segment of its log. Waits.
+  virtual ShardScan scan(const ShardSegment& segment, Priority priority) = 0;
 };
 
 }  // namespace stoker::coded

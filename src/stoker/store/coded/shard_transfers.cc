@@ -62,6 +62,7 @@ size_t ShardTransfers::add(bool write, size_t shard, uint64_t offset, Slice byte
   each.write = write;
   if (write) {
     each.put.priority = priority_;
+    each.put.fence = shards_.fence();
     each.put.waves = {{{offset, bytes}}};
     each.put.done = &ShardTransfers::on_done<ShardPut>;
     each.put.context = &each;

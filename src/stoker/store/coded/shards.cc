@@ -144,6 +144,10 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
   }
   if (exists) {
     STOKER_TRY(shards->identify(plan, found));
+    if (!options.read_only) {
+      STOKER_TRY(shards->fence_present());
+      shards->read_superblocks_again();
+    }
   } else if (const auto spoiled = std::find_if(shards->shards_.begin(), shards->shards_.end(),
                                                [](const Member& shard) { return shard.spoiled; });
              spoiled != shards->shards_.end()) {
@@ -188,6 +192,65 @@ Status Shards::let_go(Member& member) const {
   STOKER_TRY(loop_.close(member.file.id));
   member.file.id = -1;
   return {};
+}
+
+// By one more than the highest that any of them holds. Those on which that fails are missing.
+Status Shards::fence_present() {
+  std::random_device random;
+  fence_ = {0, uint64_t{random()} << 32 | random()};
+  const auto miss = [this](Member& shard, const Error& error) {
+    shard.trouble = "'" + shard.path + "' cannot be fenced: " + error.message();
+    static_cast<void>(let_go(shard));
+  };
+  for (Member& shard : shards_) {
+    if (!shard.present()) continue;
+    const auto held = shard.shard->fenced();
+    if (!held) miss(shard, held.error());
+    if (held) fence_.number = std::max(fence_.number, held->number);
+  }
+  ++fence_.number;
+  for (Member& shard : shards_) {
+    if (!shard.present()) continue;
+    const Status fenced = fence_one(shard);
+    if (!fenced && fenced.error().code == Code::conflict) return fenced.error();
+    if (!fenced) miss(shard, fenced.error());
+  }
+  return {};
+}
+
+Status Shards::fence_one(Member& shard) {
+  const Status fenced = shard.shard->fence(fence_);
+  if (fenced) return {};
+  const Error& error = fenced.error();
+  if (error.code != Code::conflict) return error;
+  return make_error(Code::conflict,
+                    "another writer opens this store as well, as the shard '" + shard.path +
+                        "' tells: open it again when that one has ended",
+                    kWhere);
+}
+
+// A writer may have changed them between identify() and its being fenced.
+void Shards::read_superblocks_again() {
+  std::vector<AlignedBytes> blocks;
+  ShardBatch batch(*this, Priority::demand);
+  for (size_t i = 0; i < size(); ++i) {
+    for (const uint64_t at : kSuperblockAt) {
+      Slice into = blocks.emplace_back(kBlock).slice();
+      std::memset(into.data, 0, into.size);
+      if (shards_[i].present()) batch.read(i, at, into);
+    }
+  }
+  batch.run();
+  for (size_t i = 0; i < size(); ++i) {
+    Member& shard = shards_[i];
+    for (size_t copy = 0; copy < kSuperblockAt.size(); ++copy) {
+      const auto found = decode_superblock(blocks[i * kSuperblockAt.size() + copy].span());
+      if (!shard.present() || !found || !*found || (*found)->counter <= shard.super.counter)
+        continue;
+      const Superblock& newer = **found;
+      if (newer.store == store_ && newer.shape == shape_ && newer.shard == i) shard.super = newer;
+    }
+  }
 }
 
 void Shards::keep_files() {
@@ -255,10 +318,14 @@ void Shards::read_superblock(Member& shard, std::optional<Superblock>& found) {
     if (superblock && *superblock && (!found || (*superblock)->counter > found->counter))
       found = *superblock;
   }
-  bool text = false;
-  for (size_t at = 0; at < kHeadBytes; ++at)
-    text = text ||
-           ((at < kHolderAt || at >= kHolderAt + kHolderBytes) && head.span()[at] != std::byte{0});
+  // neither of these says that anybody's data is there
+  std::memset(head.data() + kHolderAt, 0, kHolderBytes);
+  for (const uint64_t at : kFenceAt) {
+    const auto block = head.span().subspan(at, kBlock);
+    if (decode_fence(block)) std::memset(block.data(), 0, kBlock);
+  }
+  const bool text = std::any_of(head.span().begin(), head.span().end(),
+                                [](std::byte byte) { return byte != std::byte{0}; });
   if (!found && !impossible.empty()) return spoil("has " + impossible);
   if (!found && !batch.why().empty()) {
     shard.trouble = batch.why();
@@ -392,6 +459,10 @@ Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const Co
   for (size_t i = 0; i < shards_.size(); ++i)
     STOKER_TRY(make_one(shards_[i], options, coded.files, found[i].has_value()));
   if (coded.files && !options.same_disk) STOKER_TRY(check_disks(shards_));
+  STOKER_TRY(fence_present());
+  for (const Member& shard : shards_) {
+    if (!shard.present()) return make_error(Code::io, "making the store: " + shard.trouble, kWhere);
+  }
   ShardSet all = 0;
   for (size_t i = 0; i < shards_.size(); ++i) {
     shards_[i].super = Superblock{
@@ -476,6 +547,8 @@ Status Shards::replace(const std::string& named, const StoreOptions& options, bo
   const Status made = make_one(shard, options, files, false);
   if (!made) return made.error().with("replacing '" + path + "'");
   if (files && !options.same_disk) STOKER_TRY(check_disks(shards_, &shard));
+  const Status fenced = fence_one(shard);
+  if (!fenced) return fenced.error().with("replacing '" + path + "'");
   shard.super = Superblock{shape_, index, store_, 0, {}, {}, 0, std::random_device{}(), {}};
   name_holder(shard, options);
   std::string why;
@@ -603,6 +676,7 @@ ShardPut& ShardBatch::put_to(size_t shard) {
   STOKER_CHECK(shards_[shard].present());
   ShardPut& put = puts_[shard];
   put.priority = priority_;
+  put.fence = shards_.fence();
   put.done = &ShardBatch::on_done<ShardPut>;
   put.context = this;
   return put;
@@ -643,6 +717,7 @@ void ShardBatch::wait() {
 
 void ShardBatch::note(size_t shard, const Status& status, ShardSet& failed) {
   if (status) return;
+  if (status.error().code == Code::conflict) shards_.note_outdone();
   if (failed == 0) why_ = "'" + shards_[shard].path + "': " + status.error().message();
   failed |= shard_bit(shard);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -45,7 +46,8 @@ struct Member : StoreFile {
 class Shards {
  public:
   // Opens, locks and identifies the shards of one store and puts them in the order of their
-  // indices; makes them where there is none (fresh() then), if options.create says so.
+  // indices; makes them where there is none (fresh() then), if options.create says so. To write, it
+  // fences them before anything that counts is read.
   static Result<std::unique_ptr<Shards>> open(const CodedPlan& plan, Loop& loop,
                                               const StoreOptions& options,
                                               const CodedOptions& coded);
@@ -64,6 +66,11 @@ class Shards {
   size_t size() const { return shards_.size(); }
   Loop& loop() { return loop_; }
   Stragglers& stragglers() { return stragglers_; }
+  // What this writer puts by.
+  const Fence& fence() const { return fence_; }
+  // Whether a shard refused that: another writer has opened the store. Any thread.
+  bool outdone() const { return outdone_; }
+  void note_outdone() { outdone_ = true; }
   ShardSet present() const;
   // Those of them that ever were members: a new one knows of no epoch. All, of a store that is
   // being made.
@@ -94,12 +101,17 @@ class Shards {
   Status make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded,
               const std::vector<std::optional<Superblock>>& found);
   Status make_one(Member& shard, const StoreOptions& options, bool files, bool had_superblock);
+  Status fence_present();
+  Status fence_one(Member& shard);
+  void read_superblocks_again();
 
   Loop& loop_;
   Shape shape_;
   StoreId store_{};
   std::vector<Member> shards_;
   bool fresh_ = false;
+  Fence fence_;
+  std::atomic<bool> outdone_ = false;
   Stragglers stragglers_;
 };
 
