@@ -514,6 +514,8 @@ TEST_P(ShardConformance, AScanTellsTheIntactFramesOfASegment) {
   EXPECT_EQ(whole.end.count(), 5U);
   EXPECT_EQ(whole.end.cursor.offset, 6 * kBlock);
   EXPECT_TRUE(whole.unreadable.empty() && whole.why.empty() && whole.any_read);
+  disk_->fail_nth(Op::Kind::read, 1, ETIMEDOUT, "a");
+  EXPECT_EQ(stamps(scan(5, kShard)), "0:1 2:2 4:3 ") << "one that failed says nothing of the rest";
   EXPECT_EQ(stamps(scan(6, kShard)), "") << "of a generation below the floor";
   EXPECT_EQ(stamps(scan(0, kShard + 1)), "") << "a copy of another shard's";
   disk_->flip("a", from + 2 * kBlock + 70, 1);

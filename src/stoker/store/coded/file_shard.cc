@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "stoker/base/check.h"
 #include "stoker/store/blocking_io.h"
@@ -186,6 +188,22 @@ Status FileShard::store(const Fence& fence) {
   return flush.run();
 }
 
+// Block by block, whatever the error: one that says nothing of a block says nothing of the others
+// either, and what is read nowhere may be written anew. As read_what_can_be().
+std::vector<uint64_t> FileShard::read_each(Priority priority, uint64_t offset, Slice into) {
+  IoBatch reads(loop_, priority);
+  for (uint64_t at = 0; at < into.size; at += kBlock)
+    reads.read(file_, offset + at, into.sub(at, kBlock));
+  std::vector<uint64_t> unreadable;
+  if (reads.run()) return unreadable;
+  for (size_t i = 0; i < reads.size(); ++i) {
+    if (reads.result(i)) continue;
+    std::memset(into.data + i * kBlock, 0, kBlock);
+    unreadable.push_back(offset + i * kBlock);
+  }
+  return unreadable;
+}
+
 ShardScan FileShard::scan(const ShardSegment& segment, Priority priority) {
   const Shape& shape = segment.shape;
   const uint64_t offset = shape.segment_at(segment.segment);
@@ -194,12 +212,8 @@ ShardScan FileShard::scan(const ShardSegment& segment, Priority priority) {
     const AlignedBytes bytes(shape.segment_bytes);
     auto unreadable = read_what_can_be(loop_, priority, file_, offset, bytes.slice());
     if (bytes.lost()) continue;  // the disk was given up, and refuses from then on
-    if (!unreadable) {
-      scan.why = unreadable.error().message();
-      for (uint64_t at = 0; at < shape.segment_bytes; at += kBlock)
-        scan.unreadable.push_back(offset + at);
-      return scan;
-    }
+    if (!unreadable) unreadable = read_each(priority, offset, bytes.slice());
+    if (bytes.lost()) continue;
     scan.unreadable = std::move(*unreadable);
     scan.any_read = scan.unreadable.size() * kBlock < shape.segment_bytes;
     if (!scan.unreadable.empty())

@@ -18,6 +18,7 @@ class FileShard final : public Shard {
 
  private:
   class PutFlight;
+  std::vector<uint64_t> read_each(Priority priority, uint64_t offset, Slice into);
   Fence stored();
   Status store(const Fence& fence);
   void ended() EXCLUDES(mutex_);  // a put that was taken

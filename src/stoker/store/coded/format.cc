@@ -168,8 +168,8 @@ std::optional<Fence> decode_fence(std::span<const std::byte> block) {
   ByteReader in(block.subspan(kFenceMagic.size(), 16));
   const Fence fence{in.get<uint64_t>(), in.get<uint64_t>()};
   encode_fence(fence, again);
-  // all of it: nothing else may stand there
-  if (std::memcmp(block.data(), again.data(), kBlock) != 0) return {};
+  // all of it: nothing else may stand there. None is the highest: there is always a next one.
+  if (std::memcmp(block.data(), again.data(), kBlock) != 0 || ~fence.number == 0) return {};
   return fence;
 }
 

@@ -143,6 +143,9 @@ std::string ShardTransfers::finish() {
     state.changed.wait(lock, [&] { return state.left == 0; });
   }
   for (const State::Each& each : state.each) {
+    if (!each.status() && each.status().error().code == Code::conflict) shards_.note_outdone();
+  }
+  for (const State::Each& each : state.each) {
     if (!each.status())
       return "'" + shards_[each.shard].path + "': " + each.status().error().message();
   }

@@ -547,6 +547,14 @@ Status Shards::replace(const std::string& named, const StoreOptions& options, bo
   const Status made = make_one(shard, options, files, false);
   if (!made) return made.error().with("replacing '" + path + "'");
   if (files && !options.same_disk) STOKER_TRY(check_disks(shards_, &shard));
+  // A disk of which a store was begun and never finished may hold a higher one.
+  STOKER_ASSIGN(const Fence held, shard.shard->fenced());
+  if (held.number >= fence_.number) {
+    const ShardSet before = present();
+    STOKER_TRY(fence_present());
+    if (present() != before)
+      return make_error(Code::io, "replacing '" + path + "'" + missing(), kWhere);
+  }
   const Status fenced = fence_one(shard);
   if (!fenced) return fenced.error().with("replacing '" + path + "'");
   shard.super = Superblock{shape_, index, store_, 0, {}, {}, 0, std::random_device{}(), {}};
