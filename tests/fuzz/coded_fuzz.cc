@@ -1,6 +1,6 @@
-// The parsers of a coded store's shards on any bytes: superblocks, header pages, records of the
-// log, table items. They neither crash nor take what breaks a rule of docs/formats/coded_store.md
-// for what obeys it.
+// The parsers of a coded store's shards on any bytes: superblocks, fences, header pages,
+// records of the log, table items. They neither crash nor take what breaks a rule of
+// docs/formats/coded_store.md for what obeys it.
 //
 // Input: a byte that says what it is, then the bytes. So that mutations get past the checksums,
 // these are set right first.
@@ -46,6 +46,19 @@ void superblock(std::vector<std::byte> sector) {
     const std::string again = encode_superblock(***each);
     STOKER_CHECK(decode_superblock(std::as_bytes(std::span(again))).has_value());
   }
+}
+
+void fence(std::vector<std::byte> block) {
+  block.resize(kBlock);
+  static_cast<void>(decode_fence(block));
+  std::memcpy(block.data(), "STOKERF1", 8);
+  const uint32_t crc = crc32c(block.data(), kSuperblockBytes - 4);
+  std::memcpy(block.data() + kSuperblockBytes - 4, &crc, 4);
+  const auto mended = decode_fence(block);
+  if (!mended) return;
+  std::vector<std::byte> again(kBlock);
+  encode_fence(*mended, again);
+  STOKER_CHECK(again == block);
 }
 
 void page(std::vector<std::byte> bytes) {
@@ -106,7 +119,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1 || size > 48 * 1024) return 0;
   const auto* begin = reinterpret_cast<const std::byte*>(data) + 1;
   std::vector<std::byte> bytes(begin, begin + size - 1);
-  switch (data[0] % 4) {
+  switch (data[0] % 5) {
     case 0:
       superblock(std::move(bytes));
       break;
@@ -115,6 +128,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 2:
       record(bytes);
+      break;
+    case 3:
+      fence(std::move(bytes));
       break;
     default:
       table(bytes);

@@ -81,7 +81,14 @@ TEST(CodedFence, AStoreOfAProgramWithoutFencesGetsItsFirst) {
   auto store = std::move(*world.open_small());
   EXPECT_EQ(read_all(*store, "a"), content);
   update(*store, "a", content, 4096, 4096, 2);
-  for (const std::string& path : world.paths()) EXPECT_EQ(fence_on(world, path).number, 1U);
+  for (const std::string& path : world.paths()) {
+    EXPECT_EQ(fence_on(world, path).number, 1U);
+    for (const uint64_t at : kSuperblockAt) {
+      Bytes sector(kSuperblockBytes);
+      world.disk().image(path).read(at, sector);
+      EXPECT_EQ(sector[8], std::byte{4}) << "a program that knows no fence refuses it";
+    }
+  }
 }
 
 // One that was away counts for the fences as soon as it is back, and one whose copies are damaged
@@ -120,6 +127,49 @@ TEST(CodedFence, AShardThatCannotBeFencedIsMissing) {
   EXPECT_NE(store->health().troubles[0].find("'d1' cannot be fenced"), std::string::npos)
       << store->health().troubles[0];
   EXPECT_EQ(fence_on(world, "d0").number, 2U);
+}
+
+// Two of three disks can only be read: a writer gets no store, a reader gets all.
+TEST(CodedFence, DisksThatTakeNoWritesAreStillRead) {
+  CodedWorld world(quiet(2, 1));
+  Bytes content;
+  {
+    auto store = std::move(*world.open_small());
+    content = put(*store, "a", 120'000, 1);
+  }
+  for (const std::string path : {"d0", "d1"})
+    world.disk().fail_nth(Op::Kind::write, 1, EROFS, path);
+  const auto refused = world.open_small();
+  ASSERT_FALSE(refused);
+  const std::string& why = refused.error().what;
+  for (const std::string told : {"open it read-only", "'d0' cannot be fenced", "'d1' cannot be"})
+    EXPECT_NE(why.find(told), std::string::npos) << why;
+  EXPECT_EQ(why.find("'d2'"), std::string::npos) << why;
+  EXPECT_EQ(read_all(**world.open_small(true), "a"), content);
+  auto store = std::move(*world.open_small());
+  EXPECT_EQ(read_all(*store, "a"), content);
+  EXPECT_TRUE(store->health().troubles.empty());
+  EXPECT_EQ(fence_on(world, "d0").number, 3U);
+}
+
+// What was read before the fences may be older than what a writer left by then.
+TEST(CodedFence, SuperblocksAreReadAgainBehindTheFences) {
+  CodedWorld world(quiet(2, 1));
+  const Bytes content = put(**world.open_small(), "a", 120'000, 1);
+  Bytes older(kBlock);
+  world.disk().image("d1").read(kSuperblockAt[0], older);
+  { ASSERT_OK(world.open_small()); }
+  SimImage image = world.disk().image("d1");
+  image.write(kSuperblockAt[0], older);
+  world.disk().put("d1", image);
+  // Its first look sees that copy alone: a reader takes the shard for one that was left behind.
+  constexpr uint64_t kNewer = 1 + kSuperblockAt[1] / kBlock;
+  world.disk().fail_nth(Op::Kind::read, kNewer, EIO, "d1");
+  EXPECT_FALSE((*world.open_small(true))->health().troubles.empty());
+  world.disk().fail_nth(Op::Kind::read, kNewer, EIO, "d1");
+  auto store = std::move(*world.open_small());
+  EXPECT_TRUE(store->health().troubles.empty());
+  EXPECT_EQ(read_all(*store, "a"), content);
 }
 
 // Wherever a crash comes between the first fence and the first commit, the next opening goes on.

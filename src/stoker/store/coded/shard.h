@@ -41,8 +41,8 @@ struct ShardPut {
   std::vector<Wave> waves;
   bool flush = false;  // the last wave is durable, too, when this is done
   // Of the first failure: nothing was begun after it. busy: the shard took no more; put it again,
-  // and it goes on where it stopped. conflict: it is fenced by another writer, for good; nothing
-  // was done.
+  // and it goes on where it stopped. conflict: it is fenced by another writer, for good; this call
+  // wrote nothing, one before it that ended with busy maybe did.
   Status status;
   size_t steps_done = 0;  // the shard's: where it goes on
   // Likewise; of a put that is refused maybe within the call.

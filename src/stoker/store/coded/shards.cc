@@ -145,7 +145,7 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
   if (exists) {
     STOKER_TRY(shards->identify(plan, found));
     if (!options.read_only) {
-      STOKER_TRY(shards->fence_present());
+      STOKER_TRY(shards->fence_members());
       shards->read_superblocks_again();
     }
   } else if (const auto spoiled = std::find_if(shards->shards_.begin(), shards->shards_.end(),
@@ -216,6 +216,18 @@ Status Shards::fence_present() {
     if (!fenced) miss(shard, fenced.error());
   }
   return {};
+}
+
+// Disks that only can be read still serve reads, but not to a writer: it fences all that it reads.
+Status Shards::fence_members() {
+  const ShardSet before = present();
+  STOKER_TRY(fence_present());
+  if (present() == before || shape_.writable(current())) return {};
+  return make_error(Code::io,
+                    "too few of its shards take writes: open it read-only to read it, or bring "
+                    "disks back that can be written" +
+                        missing(),
+                    kWhere);
 }
 
 Status Shards::fence_one(Member& shard) {

@@ -102,6 +102,7 @@ class Shards {
               const std::vector<std::optional<Superblock>>& found);
   Status make_one(Member& shard, const StoreOptions& options, bool files, bool had_superblock);
   Status fence_present();
+  Status fence_members();
   Status fence_one(Member& shard);
   void read_superblocks_again();
 
