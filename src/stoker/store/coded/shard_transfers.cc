@@ -2,9 +2,7 @@
 
 #include <array>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -24,13 +22,13 @@ struct ShardTransfers::State {
   std::shared_ptr<const void> memory;
   std::deque<Each> each;  // do not move
 
-  std::mutex mutex;  // guards what follows
-  std::condition_variable changed;
-  std::vector<size_t> ended;  // and not told; has room for all
-  std::array<size_t, kShardsMax> under_way{};
-  size_t left = 0;              // of these
-  bool behind = false;          // nobody waits for them
-  std::shared_ptr<State> self;  // while any is left
+  Mutex mutex;
+  CondVar changed;
+  std::vector<size_t> ended GUARDED_BY(mutex);  // and not told; has room for all
+  std::array<size_t, kShardsMax> under_way GUARDED_BY(mutex){};
+  size_t left GUARDED_BY(mutex) = 0;              // of these
+  bool behind GUARDED_BY(mutex) = false;          // nobody waits for them
+  std::shared_ptr<State> self GUARDED_BY(mutex);  // while any is left
 };
 
 ShardTransfers::ShardTransfers(Shards& shards, Priority priority,
@@ -43,8 +41,9 @@ ShardTransfers::ShardTransfers(Shards& shards, Priority priority,
 ShardTransfers::~ShardTransfers() {
   State& state = *state_;
   std::shared_ptr<const void> memory;  // outlives the lock
-  std::unique_lock lock(state.mutex);
-  if (!state.memory) state.changed.wait(lock, [&] { return state.left == 0; });
+  MutexLock lock(state.mutex);
+  if (!state.memory)
+    state.changed.wait(lock, [&]() REQUIRES(state.mutex) { return state.left == 0; });
   state.behind = state.left > 0;
   // the Loop may hold the state for a moment yet: not what is to be used again
   if (!state.behind) memory = std::move(state.memory);
@@ -54,7 +53,7 @@ ShardTransfers::~ShardTransfers() {
 }
 
 size_t ShardTransfers::add(bool write, size_t shard, uint64_t offset, Slice bytes) {
-  STOKER_CHECK(shards_[shard].present() && state_->left == 0 && !(write && state_->memory));
+  STOKER_CHECK(shards_[shard].present() && ended() && !(write && state_->memory));
   State::Each& each = state_->each.emplace_back();
   each.state = state_.get();
   each.shard = shard;
@@ -80,11 +79,14 @@ bool ShardTransfers::empty() const { return state_->each.empty(); }
 
 void ShardTransfers::start() {
   State& state = *state_;
-  state.ended.reserve(state.each.size());
-  for (const State::Each& each : state.each) ++state.under_way[each.shard];
   if (state.each.empty()) return;
-  state.left = state.each.size();
-  state.self = state_;
+  {
+    const MutexLock lock(state.mutex);
+    state.ended.reserve(state.each.size());
+    for (const State::Each& each : state.each) ++state.under_way[each.shard];
+    state.left = state.each.size();
+    state.self = state_;
+  }
   Plug plug(shards_.loop());
   for (State::Each& each : state.each) {
     Shard& shard = *shards_[each.shard].shard;
@@ -110,7 +112,7 @@ void ShardTransfers::ended(State& state, size_t index) noexcept {
   bool came = false;
   std::shared_ptr<State> last;  // outlives the lock
   {
-    std::lock_guard lock(state.mutex);
+    const MutexLock lock(state.mutex);
     state.ended.push_back(index);
     came = --state.under_way[shard] == 0 && state.behind;
     if (--state.left == 0) last = std::move(state.self);
@@ -122,15 +124,16 @@ void ShardTransfers::ended(State& state, size_t index) noexcept {
 
 std::vector<size_t> ShardTransfers::next() {
   State& state = *state_;
-  std::unique_lock lock(state.mutex);
-  state.changed.wait(lock, [&] { return !state.ended.empty() || state.left == 0; });
+  MutexLock lock(state.mutex);
+  state.changed.wait(
+      lock, [&]() REQUIRES(state.mutex) { return !state.ended.empty() || state.left == 0; });
   std::vector<size_t> told(state.ended.begin(), state.ended.end());
   state.ended.clear();
   return told;
 }
 
 bool ShardTransfers::ended() const {
-  std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   return state_->left == 0;
 }
 
@@ -139,8 +142,8 @@ const Status& ShardTransfers::result(size_t index) const { return state_->each[i
 std::string ShardTransfers::finish() {
   State& state = *state_;
   {
-    std::unique_lock lock(state.mutex);
-    state.changed.wait(lock, [&] { return state.left == 0; });
+    MutexLock lock(state.mutex);
+    state.changed.wait(lock, [&]() REQUIRES(state.mutex) { return state.left == 0; });
   }
   for (const State::Each& each : state.each) {
     if (!each.status() && each.status().error().code == Code::conflict) shards_.note_outdone();
@@ -153,14 +156,14 @@ std::string ShardTransfers::finish() {
 }
 
 void Stragglers::left(size_t shard) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++batches_[shard];
   ++all_;
 }
 
 void Stragglers::came(size_t shard) {
   // held while notifying: the waiter may destroy us as soon as it has the lock
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   --batches_[shard];
   --all_;
   ++arrivals_;
@@ -168,7 +171,7 @@ void Stragglers::came(size_t shard) {
 }
 
 ShardSet Stragglers::lagging() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ShardSet set = 0;
   for (size_t shard = 0; shard < batches_.size(); ++shard)
     set |= batches_[shard] > 1 ? shard_bit(shard) : 0;
@@ -176,9 +179,9 @@ ShardSet Stragglers::lagging() const {
 }
 
 bool Stragglers::await() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (all_ == 0) return false;
-  came_.wait(lock, [this, before = arrivals_] { return arrivals_ != before; });
+  came_.wait(lock, [this, before = arrivals_]() REQUIRES(mutex_) { return arrivals_ != before; });
   return true;
 }
 

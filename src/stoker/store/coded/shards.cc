@@ -719,20 +719,23 @@ void ShardBatch::flush(ShardSet set) {
 template <typename Request>
 void ShardBatch::on_done(Request& request) noexcept {
   auto& batch = *static_cast<ShardBatch*>(request.context);
-  const std::lock_guard lock(batch.mutex_);
+  const MutexLock lock(batch.mutex_);
   if (--batch.left_ == 0) batch.done_.notify_all();
 }
 
 void ShardBatch::begin() {
-  left_ = reads_.size() + puts_.size();
+  {
+    const MutexLock lock(mutex_);
+    left_ = reads_.size() + puts_.size();
+  }
   Plug plug(shards_.loop());
   for (Read& read : reads_) shards_[read.shard].shard->read(read.request, plug);
   for (auto& [shard, put] : puts_) shards_[shard].shard->put(put, plug);
 }
 
 void ShardBatch::wait() {
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [this] { return left_ == 0; });
+  MutexLock lock(mutex_);
+  done_.wait(lock, [this]() REQUIRES(mutex_) { return left_ == 0; });
 }
 
 void ShardBatch::note(size_t shard, const Status& status, ShardSet& failed) {
@@ -761,12 +764,12 @@ bool ShardBatch::take_busy() {
     if (put.status || put.status.error().code != Code::busy || put.status.error().sys_errno != 0)
       continue;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       ++left_;
     }
     shards_[shard].shard->put(put, plug);
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return left_ > 0;
 }
 

@@ -4,16 +4,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/io/loop.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/coded/format.h"
@@ -171,9 +170,9 @@ class ShardBatch {
   std::deque<Read> reads_;           // do not move
   std::map<size_t, ShardPut> puts_;  // by shard
   size_t wave_ = 0;
-  std::mutex mutex_;
-  std::condition_variable done_;
-  size_t left_ = 0;  // guarded by mutex_
+  Mutex mutex_;
+  CondVar done_;
+  size_t left_ GUARDED_BY(mutex_) = 0;
   std::string why_;
 };
 

@@ -2,9 +2,8 @@
 #pragma once
 
 #include <array>
-#include <condition_variable>
-#include <mutex>
 
+#include "stoker/base/mutex.h"
 #include "stoker/store/coded/format.h"
 
 namespace stoker::coded {
@@ -22,11 +21,11 @@ class Stragglers {
   bool await();
 
  private:
-  mutable std::mutex mutex_;
-  std::condition_variable came_;
-  std::array<size_t, kShardsMax> batches_{};  // guarded by mutex_
-  size_t all_ = 0;                            // of these; guarded by mutex_
-  uint64_t arrivals_ = 0;                     // so far; guarded by mutex_
+  mutable Mutex mutex_;
+  CondVar came_;
+  std::array<size_t, kShardsMax> batches_ GUARDED_BY(mutex_){};
+  size_t all_ GUARDED_BY(mutex_) = 0;         // of these
+  uint64_t arrivals_ GUARDED_BY(mutex_) = 0;  // so far
 };
 
 }  // namespace stoker::coded

@@ -42,7 +42,7 @@ Slots::Slots(const Shape& shape)
 
 std::optional<std::vector<uint32_t>> Slots::take(const std::vector<size_t>& shards,
                                                  Class expected) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<size_t>& next = next_[expected == Class::read_write ? 0 : 1];
   for (const size_t shard : shards) {
     if (free_count_[shard] == 0) return {};
@@ -61,7 +61,7 @@ std::optional<std::vector<uint32_t>> Slots::take(const std::vector<size_t>& shar
 }
 
 bool Slots::take(const std::vector<size_t>& shards, const std::vector<uint32_t>& slots) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (size_t i = 0; i < shards.size(); ++i) {
     if (slots[i] >= free_[shards[i]].size() || !free_[shards[i]][slots[i]]) return false;
   }
@@ -73,7 +73,7 @@ bool Slots::take(const std::vector<size_t>& shards, const std::vector<uint32_t>&
 }
 
 void Slots::give(const std::vector<size_t>& shards, const std::vector<uint32_t>& slots) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (size_t i = 0; i < shards.size(); ++i) {
     STOKER_CHECK(!free_[shards[i]][slots[i]]);
     free_[shards[i]][slots[i]] = true;
@@ -82,7 +82,7 @@ void Slots::give(const std::vector<size_t>& shards, const std::vector<uint32_t>&
 }
 
 uint64_t Slots::used() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   uint64_t used = 0;
   for (size_t shard = 0; shard < free_.size(); ++shard)
     used += free_[shard].size() - free_count_[shard];

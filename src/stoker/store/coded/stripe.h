@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/classes/class.h"
 #include "stoker/store/coded/format.h"
 
@@ -89,11 +89,11 @@ class Slots {
   uint64_t used() const;
 
  private:
-  mutable std::mutex mutex_;
-  std::vector<std::vector<bool>> free_;  // guarded by mutex_, as all that follows
-  std::vector<size_t> free_count_;
+  mutable Mutex mutex_;
+  std::vector<std::vector<bool>> free_ GUARDED_BY(mutex_);
+  std::vector<size_t> free_count_ GUARDED_BY(mutex_);
   // where to look first: for what is rewritten, for all else
-  std::array<std::vector<size_t>, 2> next_;
+  std::array<std::vector<size_t>, 2> next_ GUARDED_BY(mutex_);
 };
 
 class Stripe {

@@ -24,7 +24,7 @@ Writer::~Writer() {
 }
 
 void Writer::stop() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   stopping_ = true;
   queued_.notify_all();
 }
@@ -46,7 +46,7 @@ Future<void> Writer::work(std::function<Status()> work) {
 }
 
 void Writer::push(Request request) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   queue_.push_back(std::move(request));
   queued_.notify_all();
 }
@@ -57,9 +57,9 @@ void Writer::run() {
     std::optional<Job> job;
     bool idle = false;
     {
-      std::unique_lock lock(mutex_);
-      const auto called = [&] { return stopping_ || !queue_.empty(); };
-      const auto ready = [&] { return called() || !jobs_.empty(); };
+      MutexLock lock(mutex_);
+      const auto called = [this]() REQUIRES(mutex_) { return stopping_ || !queue_.empty(); };
+      const auto ready = [&, this]() REQUIRES(mutex_) { return called() || !jobs_.empty(); };
       if (!jobs_.empty()) {
         if (const uint64_t wait_ns = jobs_.front().pace->wait_ns(); wait_ns > 0) {
           // by then nobody may use it any more
@@ -93,7 +93,7 @@ void Writer::run() {
     }
     if (!batch.empty()) serve(std::move(batch));
     const auto waits = [&] {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       return stopping_ || !queue_.empty() || !jobs_.empty();
     };
     if (job) {
@@ -107,6 +107,7 @@ void Writer::run() {
     }
   }
   // Nobody waits for these any more who could still be told.
+  const MutexLock lock(mutex_);
   for (Job& job : jobs_)
     job.done.complete(
         make_error(Code::cancelled, "the store was closed meanwhile", "store/coded/writer"));
@@ -131,14 +132,14 @@ void Writer::work_on(Job& job) {
     job.done.complete(more ? Status() : Status(more.error()));
     return;
   }
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   jobs_.push_front(std::move(job));
 }
 
 Future<void> Writer::add_job(std::function<Result<bool>()> step, Pace& pace) {
   Job job{std::move(step), &pace, {}};
   Future<void> future = job.done.future();
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   jobs_.push_back(std::move(job));
   queued_.notify_all();
   return future;

@@ -2,15 +2,14 @@
 // and works on the background between.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "stoker/base/future.h"
+#include "stoker/base/mutex.h"
 #include "stoker/store/coded/background.h"
 #include "stoker/store/coded/committer.h"
 #include "stoker/store/coded/pace.h"
@@ -54,11 +53,11 @@ class Writer {
   Committer& committer_;
   Background& background_;
   const bool by_itself_;
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable queued_;
-  std::deque<Request> queue_;
-  std::deque<Job> jobs_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar queued_;
+  std::deque<Request> queue_ GUARDED_BY(mutex_);
+  std::deque<Job> jobs_ GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;  // the last member
 };
 
