@@ -320,8 +320,14 @@ class RemoteStore final : public Store {
   }
   Result<std::vector<ObjectInfo>> list(std::string_view prefix,
                                        std::string_view snapshot) override {
-    STOKER_ASSIGN(Answer answer, asked(Kind::list, prefix, snapshot));
-    return std::move(answer.objects);
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      STOKER_ASSIGN(auto all, list_once(prefix, snapshot));
+      if (all) return std::move(*all);
+    }
+    return make_error(Code::busy,
+                      "the objects changed each time they were listed; list a longer prefix, or a "
+                      "snapshot",
+                      kWhere);
   }
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override {
@@ -374,6 +380,29 @@ class RemoteStore final : public Store {
  private:
   Result<LinkPtr> connected() const;
   Process* process() const;
+  // Page by page. None: the store changed between two of them.
+  Result<std::optional<std::vector<ObjectInfo>>> list_once(std::string_view prefix,
+                                                           std::string_view snapshot) const {
+    STOKER_ASSIGN(const LinkPtr link, connected());
+    std::vector<ObjectInfo> all;
+    std::string version;
+    for (bool more = true; more;) {
+      Request request{.kind = Kind::list};
+      request.key = prefix;
+      request.text = snapshot;
+      if (!all.empty()) request.tag = all.back().key;
+      STOKER_ASSIGN(Answer page, ask(link, std::move(request)));
+      if (!all.empty() && page.tag != version) return std::optional<std::vector<ObjectInfo>>();
+      version = page.tag;
+      more = page.number != 0;
+      if (more &&
+          (page.objects.empty() || (!all.empty() && page.objects.back().key <= all.back().key)))
+        return make_error(Code::corruption, "the server's list does not end", kWhere);
+      all.insert(all.end(), std::make_move_iterator(page.objects.begin()),
+                 std::make_move_iterator(page.objects.end()));
+    }
+    return std::optional(std::move(all));
+  }
   Result<Answer> asked(Kind kind, std::string_view key, std::string_view text) const {
     STOKER_ASSIGN(const LinkPtr link, connected());
     Request request{.kind = kind};

@@ -106,6 +106,84 @@ TEST_F(Remote, AViewIsLentAndWhatIsWrittenToItStaysHere) {
   EXPECT_EQ(code_of(client_->view("a", 100'000, 1).wait()), Code::invalid_argument);
 }
 
+// Pages of some objects each. What is left of a list waits for the client, if there is memory.
+TEST_F(Remote, ListsComeInPages) {
+  options_.list_bytes = 1000;
+  start();
+  constexpr uint64_t kObjects = 100;
+  for (uint64_t i = 0; i < kObjects; ++i)
+    ASSERT_OK(put(*inner_, "o/" + std::to_string(1000 + i), pattern(10, i)));
+  ASSERT_OK(put(*inner_, "p", pattern(10, 1)));
+  const uint64_t requests = server_->counts().requests;
+  const auto all = client_->list("o/");
+  ASSERT_OK(all);
+  ASSERT_EQ(all->size(), kObjects);
+  for (uint64_t i = 0; i < kObjects; ++i) EXPECT_EQ((*all)[i].key, "o/" + std::to_string(1000 + i));
+  EXPECT_GE(server_->counts().requests - requests, 8U) << "each has less than 15 objects";
+  EXPECT_EQ(server_->counts().lists, 1U) << "the store is asked once";
+  {
+    const auto full = runtime_->budget().take(
+        runtime_->budget().cap() - runtime_->budget().used() - 100, "the test");
+    ASSERT_OK(full);
+    EXPECT_EQ(client_->list("")->size(), kObjects + 1);
+    EXPECT_GE(server_->counts().lists, 8U) << "for each page";
+  }
+  EXPECT_EQ(client_->list("q")->size(), 0U);
+}
+
+// Something is committed while it is listed for the second time.
+class ChangesWhenListed final : public Store {
+ public:
+  explicit ChangesWhenListed(std::unique_ptr<Store> inner) : inner_(std::move(inner)) {}
+  Features features() const override { return inner_->features(); }
+  Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
+    return inner_->stat(key, snapshot);
+  }
+  Result<std::vector<ObjectInfo>> list(std::string_view prefix,
+                                       std::string_view snapshot) override {
+    auto all = inner_->list(prefix, snapshot);
+    if (++lists == 2) {
+      const auto change = std::move(*inner_->begin());
+      for (const char* key : {"a", "d"}) EXPECT_OK(change->resize(key, 20));
+      EXPECT_OK(change->commit(Durability::durable).wait());
+    }
+    return all;
+  }
+  Future<void> read(std::string_view key, uint64_t offset, Slice into,
+                    ReadOptions options) override {
+    return inner_->read(key, offset, into, options);
+  }
+  Result<std::unique_ptr<Transaction>> begin() override { return inner_->begin(); }
+  Future<void> snapshot(std::string_view name) override { return inner_->snapshot(name); }
+  Future<void> drop(std::string_view name, Durability durability) override {
+    return inner_->drop(name, durability);
+  }
+  StoreInfo info() const override { return inner_->info(); }
+
+  std::atomic<int> lists{0};
+
+ private:
+  const std::unique_ptr<Store> inner_;
+};
+
+TEST_F(Remote, AListIsOfOneVersion) {
+  options_.list_bytes = 1;  // an object a page
+  auto changes = std::make_unique<ChangesWhenListed>(std::move(inner_));
+  const std::atomic<int>& lists = changes->lists;
+  inner_ = std::move(changes);
+  start();
+  for (const char* key : {"a", "b", "c", "d"}) ASSERT_OK(put(*inner_, key, pattern(10, 1)));
+  const auto full = runtime_->budget().take(
+      runtime_->budget().cap() - runtime_->budget().used() - 100, "the test");
+  ASSERT_OK(full);  // each page is of a list of its own
+  const auto all = client_->list("");
+  ASSERT_OK(all);
+  ASSERT_EQ(all->size(), 4U);
+  EXPECT_EQ((*all)[0].bytes, 20U);
+  EXPECT_EQ((*all)[3].bytes, 20U);
+  EXPECT_GT(lists, 4);
+}
+
 TEST_F(Remote, PinsAreBoundedAndEndWithTheClient) {
   start();
   ASSERT_OK(put(*inner_, "a", pattern(4 * kMiB, 1)));

@@ -78,7 +78,7 @@ class ServerOf final : public Server {
  public:
   ServerOf(Store& store, const Runtime& runtime, const ServeOptions& options,
            std::unique_ptr<Listener> listener, std::unique_ptr<Blocks> blocks)
-      : served_{store, runtime.budget, options, std::move(blocks), {}, {}, {}, {}},
+      : served_{store, runtime.budget, options, std::move(blocks), {}, {}, {}, {}, {}},
         listener_(std::move(listener)),
         wake_(eventfd(0, EFD_CLOEXEC)),
         thread_([this] { listen_for_clients(); }) {}
@@ -101,6 +101,7 @@ class ServerOf final : public Server {
     counts.clients = begun_ - served_.sessions_ended.get();
     counts.transactions = served_.transactions_begun.get() - served_.transactions_ended.get();
     counts.requests = served_.requests.get();
+    counts.lists = served_.lists.get();
     counts.hits = blocks.hits;
     counts.fills = blocks.fills;
     counts.pins = blocks.pins;

@@ -17,6 +17,7 @@ struct ServeOptions {
   uint64_t memory_bytes = uint64_t{1} << 30;  // blocks that clients read without a copy
   uint32_t block_bytes = 1 << 20;
   uint64_t pinned_bytes = uint64_t{256} << 20;  // by one client
+  uint64_t list_bytes = uint64_t{4} << 20;      // of one answer to a list; the rest is asked for
   uint64_t heartbeat_ms = 30'000;
   size_t clients = 256;
 };
@@ -26,6 +27,7 @@ struct ServeCounts {
   uint64_t transactions = 0;               // open now
   uint64_t requests = 0;                   // all that were answered
   uint64_t hits = 0, fills = 0, pins = 0;  // of blocks
+  uint64_t lists = 0;                      // that the store was asked for
 };
 
 class Server {

@@ -15,14 +15,19 @@ namespace stoker::remote {
 namespace {
 
 constexpr const char* kWhere = "store/remote/server";
+constexpr uint64_t kListBytes = 4 * kMiB;  // a list under way counts as much
+constexpr int kListsMax = 8;               // until one is of one version
 
 uint64_t bytes_of(const Request& request) {
   if (request.kind == Kind::write) return request.bytes;
+  if (request.kind == Kind::list) return kListBytes;
   uint64_t sum = 0;
   if (request.kind == Kind::read)
     for (const Range& piece : request.pieces) sum += piece.bytes;
   return sum;
 }
+
+constexpr uint64_t kObjectBytes = 64;  // of an object in an answer, beside its key and tag
 
 Priority priority_of(const Request& request) {
   return request.number < kPriorities ? static_cast<Priority>(request.number) : Priority::demand;
@@ -286,9 +291,9 @@ bool Session::take(const Packet& packet) {
       return true;
     }
     default:
-      served_.workers.run([self = shared_from_this(), id, request = std::move(request)] {
+      served_.workers.run([self = shared_from_this(), id, bytes, request = std::move(request)] {
         const auto result = self->blocking(request);
-        self->answer(id, result ? *result : Answer{.error = result.error()}, 0);
+        self->answer(id, result ? *result : Answer{.error = result.error()}, bytes);
       });
       return true;
   }
@@ -370,12 +375,60 @@ bool Session::in_memory(uint64_t place, uint64_t bytes) const {
 
 // ---- what may wait for the store
 
+// All of it, as of one version.
+Result<Session::Listing> Session::whole_list(const Request& request) {
+  const std::string& prefix = served_.options.prefix;
+  const std::string& narrower = request.key.starts_with(prefix) ? request.key : prefix;
+  const bool versions = request.text.empty() && served_.store.features().versions;
+  Listing all{.prefix = request.key, .snapshot = request.text, .behind = request.tag};
+  for (int attempt = 0;; ++attempt) {
+    const Version before = versions ? served_.store.info().committed : 0;
+    served_.lists.add(1);
+    STOKER_ASSIGN(all.objects, served_.store.list(narrower, request.text));
+    if (versions && served_.store.info().committed != before && attempt < kListsMax) continue;
+    if (versions) all.version = std::to_string(before);
+    break;
+  }
+  const auto first = std::ranges::upper_bound(all.objects, request.tag, {}, &ObjectInfo::key);
+  if (!request.tag.empty()) all.next = static_cast<size_t>(first - all.objects.begin());
+  return all;
+}
+
+// One page: what is behind the key that `tag` names.
 Result<Answer> Session::list(const Request& request) {
   const std::string& prefix = served_.options.prefix;
-  const bool narrow = request.key.starts_with(prefix);
-  if (!narrow && !prefix.starts_with(request.key)) return Answer{};
-  STOKER_ASSIGN(auto objects, served_.store.list(narrow ? request.key : prefix, request.text));
-  return Answer{.objects = std::move(objects)};
+  if (!request.key.starts_with(prefix) && !prefix.starts_with(request.key)) return Answer{};
+  std::optional<Listing> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all = std::exchange(listing_, {});
+  }
+  if (!all || request.tag.empty() || all->prefix != request.key || all->snapshot != request.text ||
+      all->behind != request.tag) {
+    all.reset();
+    STOKER_ASSIGN(all, whole_list(request));
+  }
+  Answer page{.tag = all->version};
+  for (uint64_t bytes = 0; all->next < all->objects.size(); ++all->next) {
+    ObjectInfo& object = all->objects[all->next];
+    bytes += kObjectBytes + object.key.size() + object.tag.size();
+    if (!page.objects.empty() && bytes > served_.options.list_bytes) break;
+    page.objects.push_back(std::move(object));
+  }
+  if (all->next == all->objects.size()) return page;
+  page.number = 1;
+  all->behind = page.objects.back().key;
+  if (all->memory.bytes() == 0) {
+    uint64_t left = 0;
+    for (size_t at = all->next; at < all->objects.size(); ++at)
+      left += sizeof(ObjectInfo) + all->objects[at].key.size() + all->objects[at].tag.size();
+    auto memory = served_.budget.take(left, "the rest of a list");
+    if (!memory) return page;  // listed anew for the next page
+    all->memory = std::move(*memory);
+  }
+  const std::lock_guard lock(mutex_);
+  if (!ended_) listing_ = std::move(all);
+  return page;
 }
 
 Result<Answer> Session::begin() {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -26,7 +27,7 @@ struct Served {
   Budget& budget;
   const ServeOptions options;
   const std::unique_ptr<Blocks> blocks;
-  Counter requests, transactions_begun, transactions_ended, sessions_ended;
+  Counter requests, lists, transactions_begun, transactions_ended, sessions_ended;
   std::mutex plans_mutex = {};                       // guards what follows
   std::map<std::string, const Session*> plans = {};  // who named each last
   Pool workers{16};
@@ -45,6 +46,15 @@ class Session : public std::enable_shared_from_this<Session> {
     TransactionPtr transaction;
     size_t calls = 0;  // that workers are doing
     bool committed = false;
+  };
+  // A list that was told in part. What is left of it stays as long as the budget has room for it
+  // and no other list was told since.
+  struct Listing {
+    std::string prefix, snapshot, behind;  // the last key that was told
+    std::string version = {};              // of the store, if it has versions
+    std::vector<ObjectInfo> objects = {};
+    size_t next = 0;
+    Grant memory = {};
   };
   class Use;       // of a transaction, by a worker
   struct Reading;  // a read that several workers do
@@ -66,6 +76,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool in_memory(uint64_t place, uint64_t bytes) const;
   Result<Answer> blocking(const Request& request);
   Result<Answer> list(const Request& request);
+  Result<Listing> whole_list(const Request& request);
   Result<Answer> begin();
   Result<Answer> follow(const Request& request);
   void end_plans();
@@ -96,6 +107,7 @@ class Session : public std::enable_shared_from_this<Session> {
   };
   std::deque<Waiting> out_;  // what the socket had no room for
   std::map<uint64_t, Open> transactions_;
+  std::optional<Listing> listing_;
   std::unordered_map<uint32_t, uint32_t> pins_;  // by slot
   size_t pin_count_ = 0;
 };
