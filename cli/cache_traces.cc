@@ -56,7 +56,7 @@ class Production {
         ids_.push_back(cached::block_id(key, "t", block));
     }
     if (!follows) return;
-    auto follower = cached::Follower::make(plan, objects, trace.block_bytes);
+    auto follower = cached::Follower::make(plan, objects, trace.block_bytes, budget_);
     STOKER_CHECK(follower);
     followers_.follow("", std::move(*follower));
   }
@@ -77,6 +77,7 @@ class Production {
 
  private:
   std::vector<BlockId> ids_;
+  Budget budget_{UINT64_MAX};
   cached::Followers followers_;
   cached::Policy policy_;
 };

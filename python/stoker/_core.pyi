@@ -291,8 +291,11 @@ class Store:
     # memory_hit_bytes (blocks that stay in memory, or wait for
     # their commit) merged_bytes (somebody else fetched it) fetched_bytes
     # admitted_bytes commits damaged_blocks plans (followed now) epochs (of plans, that are over)
-    # epoch_fetched_bytes epoch_bound_bytes (of the last: what it fetched, the least) off (why the
-    # fast store is not used now, or "")}
+    # epoch_fetched_bytes epoch_bound_bytes (of the last: what it fetched, the least)
+    # ahead_depth_bytes (how far one fetches ahead now) ahead_bytes (fetched ahead and not read yet)
+    # prefetched_bytes (of fetched_bytes) prefetched_in_vain_bytes (dropped before they were read)
+    # stalls (reads of plans with `ahead` that waited for the slow store) off (why the fast store is
+    # not used now, or "")}
     def info(self) -> dict[str, Any]: ...
     # Of a coded store, else None: epoch live[path of a disk that counts, as the composition names
     # it; in no order] troubles[sentence] affected[key of an object that cannot be read in full
@@ -357,6 +360,7 @@ class Store:
         weights: list[float] = [],
         position: int = 0,
         name: str = "",
+        ahead: bool = False,
     ) -> None: ...
     # One durable commit; moves no bytes where the store can do without; Conflict if from_key
     # changed.

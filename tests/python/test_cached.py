@@ -56,7 +56,8 @@ def test_what_is_forgotten_is_fetched_once_more(where):
         assert store.info()["cache"]["fetched_bytes"] == before + (1 << 16)
 
 
-def test_an_epoch_that_is_followed_fetches_the_least(tmp_path):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_epoch_that_is_followed_fetches_the_least(tmp_path, ahead):
     block, blocks, kept = 1 << 16, 40, 20
     with stoker.open_store(f"dir:{tmp_path}/slow", create=True) as store:
         change = store.begin()
@@ -65,7 +66,7 @@ def test_an_epoch_that_is_followed_fetches_the_least(tmp_path):
     where = f"cached(local:{tmp_path}/fast, dir:{tmp_path}/slow, disk=1280KiB, block=64KiB)"
     with stoker.open_store(where) as store:
         table = np.array([[0, 0, block, blocks, block]], dtype=np.uint64)
-        store.follow(table, keys=["set"], seed=7)
+        store.follow(table, keys=["set"], seed=7, ahead=ahead)
         for epoch in range(4):
             order = _core.Permutation(blocks, 7, epoch)
             for at in range(blocks):
@@ -76,6 +77,8 @@ def test_an_epoch_that_is_followed_fetches_the_least(tmp_path):
         assert cache["epoch_bound_bytes"] == (blocks - kept) * block
         assert cache["epoch_fetched_bytes"] == cache["epoch_bound_bytes"]
         assert cache["admitted_bytes"] == kept * block, "it fills once"
+        assert (cache["prefetched_bytes"] > 0) == ahead
+        assert cache["prefetched_in_vain_bytes"] == 0
         store.follow([])
         assert store.info()["cache"]["plans"] == 0
         with pytest.raises(InvalidArgument):

@@ -303,6 +303,11 @@ nb::dict info(const PyStore& store) {
     cache["epochs"] = info.cache->epochs;
     cache["epoch_fetched_bytes"] = info.cache->epoch_fetched_bytes;
     cache["epoch_bound_bytes"] = info.cache->epoch_bound_bytes;
+    cache["ahead_depth_bytes"] = info.cache->ahead_depth_bytes;
+    cache["ahead_bytes"] = info.cache->ahead_bytes;
+    cache["prefetched_bytes"] = info.cache->prefetched_bytes;
+    cache["prefetched_in_vain_bytes"] = info.cache->prefetched_in_vain_bytes;
+    cache["stalls"] = info.cache->stalls;
     cache["off"] = info.cache->off;
     out["cache"] = cache;
   }
@@ -321,7 +326,8 @@ using RunTable = nb::ndarray<const uint64_t, nb::ndim<2>, nb::c_contig, nb::devi
 // seed None: as listed; counts and weights: a mixture.
 void follow(const PyStore& store, const nb::object& ranges, const std::vector<std::string>& keys,
             std::optional<uint64_t> seed, const std::vector<uint64_t>& counts,
-            const std::vector<double>& weights, const Count& position, const std::string& name) {
+            const std::vector<double>& weights, const Count& position, const std::string& name,
+            bool ahead) {
   Plan plan;
   plan.name = name;
   plan.keys = keys;
@@ -355,6 +361,7 @@ void follow(const PyStore& store, const nb::object& ranges, const std::vector<st
     plan.order = Plan::Shuffled{*seed};
   }
   plan.position = position;
+  plan.ahead = ahead;
   unwrap(without_gil(store, [&](Store& source) { return source.follow(plan); }));
 }
 
@@ -735,7 +742,7 @@ void bind_store(nanobind::module_& module) {
       .def("follow", &follow, nb::arg("ranges"), nb::arg("keys") = std::vector<std::string>(),
            nb::arg("seed") = nb::none(), nb::arg("counts") = std::vector<uint64_t>(),
            nb::arg("weights") = std::vector<double>(), nb::arg("position") = 0,
-           nb::arg("name") = "",
+           nb::arg("name") = "", nb::arg("ahead") = false,
            "Tells a cache what will be read, so that it keeps what is read soonest. `ranges`: "
            "(key, offset, bytes) in order of use. Or, with `keys`, an array of uint64 [n, 3]: "
            "which key, offset, bytes; [n, 5]: also how many such items there are, and how far "
@@ -743,7 +750,8 @@ void bind_store(nanobind::module_& module) {
            "seed, epoch). With `counts` (items of each source) and `weights` too, they are drawn "
            "by Mixture(weights, seed), source i in the order of the seed `seed + 1 + i`. "
            "`position` is read next, counted through all epochs. A plan takes the place of the "
-           "one of its `name`; one without ranges ends it.")
+           "one of its `name`; one without ranges ends it. With `ahead` reads come in this "
+           "order, all of them through this store, and what comes next is fetched ahead of them.")
       .def("copy", &copy, nb::arg("from_key"), nb::arg("to_key"))
       .def(
           "snapshot",

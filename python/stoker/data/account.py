@@ -23,6 +23,13 @@ HAND_OVER = "hand over"
 Stages = Sequence[tuple[str, int, int]]  # name, begin, end on the clock of perf_counter_ns()
 _KEPT = 64  # objects that waits are kept of
 _CACHE_HITS = ("hit_bytes", "memory_hit_bytes", "merged_bytes")
+_CACHE_COUNTS = (
+    *_CACHE_HITS,
+    "fetched_bytes",
+    "prefetched_bytes",
+    "prefetched_in_vain_bytes",
+    "stalls",
+)
 
 
 class Tiers:
@@ -170,13 +177,17 @@ class Account:
         told = {}
         for name, now in caches.items():
             before = self._caches.get(name, {})
-            since = {key: now[key] - before.get(key, 0) for key in (*_CACHE_HITS, "fetched_bytes")}
+            since = {key: now[key] - before.get(key, 0) for key in _CACHE_COUNTS}
             hits = sum(since[key] for key in _CACHE_HITS)
             self.bytes["cache"] += hits
             self.bytes[self.tiers.slow(name)] += since["fetched_bytes"]
             told[name] = {
                 "hit_bytes": hits,
                 "fetched_bytes": since["fetched_bytes"],
+                "prefetched_bytes": since["prefetched_bytes"],
+                "prefetched_in_vain_bytes": since["prefetched_in_vain_bytes"],
+                "stalls": since["stalls"],
+                "ahead_depth_bytes": now["ahead_depth_bytes"],
                 "epoch_fetched_bytes": now["epoch_fetched_bytes"],
                 "held_bytes": now["held_bytes"],
                 "usable_bytes": now["usable_bytes"],

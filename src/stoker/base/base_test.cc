@@ -108,6 +108,23 @@ TEST(Pool, RunsEverythingBeforeItDies) {
   EXPECT_EQ(ran, 1000);
 }
 
+TEST(Pool, WhatMayWaitGoesBehindTheRestAndIsNotForgotten) {
+  std::string order;  // of the pool's one thread
+  {
+    Promise<void> begun, gate;
+    Pool pool(1);
+    pool.run([&begun, open = gate.future()] {
+      begun.complete(Status());
+      (void)open.wait();
+    });
+    EXPECT_TRUE(begun.future().wait());
+    for (int i = 0; i < 4; ++i) pool.run_later([&] { order += 'l'; });
+    for (int i = 0; i < 16; ++i) pool.run([&] { order += 'n'; });
+    gate.complete(Status());
+  }
+  EXPECT_EQ(order, "nnnnnnnlnnnnnnnlnnll");
+}
+
 // What the log was told, as it would print it.
 class Heard final : public spdlog::sinks::base_sink<std::mutex> {
  public:

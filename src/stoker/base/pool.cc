@@ -8,6 +8,8 @@
 
 namespace stoker {
 
+constexpr unsigned kBeforeLater = 7;
+
 Pool::Pool(size_t threads) {
   STOKER_CHECK(threads > 0);
   threads_.reserve(threads);
@@ -33,6 +35,12 @@ void Pool::run(std::function<void()> task) {
   wake_.notify_one();
 }
 
+void Pool::run_later(std::function<void()> task) {
+  MutexLock lock(mutex_);
+  later_.push_back(std::move(task));
+  wake_.notify_one();
+}
+
 bool Pool::here() const {
   const auto self = std::this_thread::get_id();
   return std::any_of(threads_.begin(), threads_.end(),
@@ -42,10 +50,15 @@ bool Pool::here() const {
 void Pool::work() {
   MutexLock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [this]() REQUIRES(mutex_) { return stopping_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    auto task = std::move(tasks_.front());
-    tasks_.pop_front();
+    wake_.wait(lock, [this]() REQUIRES(mutex_) {
+      return stopping_ || !tasks_.empty() || !later_.empty();
+    });
+    if (tasks_.empty() && later_.empty()) return;
+    const bool now = !tasks_.empty() && (later_.empty() || before_later_ < kBeforeLater);
+    before_later_ = now && !later_.empty() ? before_later_ + 1 : 0;
+    auto& queue = now ? tasks_ : later_;
+    auto task = std::move(queue.front());
+    queue.pop_front();
     lock.unlock();
     task();
     task = nullptr;  // captures die here, outside the lock

@@ -14,6 +14,10 @@ using FileId = int32_t;  // of one Engine; -1 is none
 // Classes in order of urgency. Each has a floor: none starves.
 enum class Priority : uint8_t { demand, prefetch, write_back, checkpoint, scrub };
 inline constexpr size_t kPriorities = 5;
+// Nobody waits for it yet.
+inline bool may_wait(Priority priority) {
+  return priority == Priority::prefetch || priority == Priority::scrub;
+}
 
 struct Op {
   enum class Kind : uint8_t { read, write, sync, trim };

@@ -38,6 +38,9 @@ struct Plan {
   std::vector<PlanRun> runs = {};
   std::variant<Listed, Shuffled, Mixed> order = Listed{};
   uint64_t position = 0;  // that is read next, counted through all epochs
+  // Reads come in this order, all of them through this store: what comes next is fetched ahead of
+  // them. Without it the order says only what is worth keeping.
+  bool ahead = false;
 };
 
 }  // namespace stoker

@@ -103,7 +103,12 @@ struct CacheInfo {
   // Epochs of plans: one is over when as many bytes were read as its ranges have. What the last one
   // fetched, and the least that it had to fetch.
   uint64_t epochs = 0, epoch_fetched_bytes = 0, epoch_bound_bytes = 0;
-  std::string off;  // why the fast store is not used now; empty if it is
+  // Fetched ahead of the readers of plans, of fetched_bytes. Blocks that may be so at a time; what
+  // was not read so far; all; what was dropped before somebody read it.
+  uint64_t ahead_depth_bytes = 0, ahead_bytes = 0, prefetched_bytes = 0,
+           prefetched_in_vain_bytes = 0;
+  uint64_t stalls = 0;  // reads of such plans that waited for the slow store
+  std::string off;      // why the fast store is not used now; empty if it is
 };
 
 struct StoreInfo {

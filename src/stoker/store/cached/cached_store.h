@@ -1,4 +1,5 @@
-// CachedStore, as its parts see it. store.cc opens it and writes behind, read.cc reads.
+// CachedStore, as its parts see it. store.cc opens it and writes behind, read.cc reads, prefetch.cc
+// fetches what plans name ahead of the readers.
 //
 // A block is in one of four states: on its way from SLOW (fetches_), gathered for the next commit
 // (gathered_), in a slot (places_), or nowhere. The policy says which blocks are to be kept; one
@@ -17,6 +18,7 @@
 #include "stoker/base/pool.h"
 #include "stoker/memory/arena.h"
 #include "stoker/memory/budget.h"
+#include "stoker/store/cached/ahead.h"
 #include "stoker/store/cached/followers.h"
 #include "stoker/store/cached/policy.h"
 #include "stoker/store/cached/slots.h"
@@ -63,12 +65,33 @@ class CachedStore final : public Store, public TaggedReads {
     uint32_t slot = 0;
     uint32_t bytes = 0;
   };
-  struct Fetch {
-    Promise<BlockPtr> done;
-    Future<BlockPtr> future;
-    uint64_t life = 0;  // of FAST, when it began
+  // The part of one block that a read wants.
+  struct Piece {
+    enum class From : uint8_t { slot, memory, other, fetch, slow, done };
+
+    BlockId id = {};
+    uint64_t offset = 0;  // in the object
+    uint64_t at = 0;      // in the block
+    size_t block_bytes = 0;
+    Slice into;
+    From from = From::slow;
+    std::shared_ptr<Slots> slots = {};
+    std::chrono::steady_clock::time_point begun = {};  // of the read of a slot
+    uint64_t slot = 0, generation = 0, life = 0;
+    BlockPtr block = {};  // of From::slot: it is read whole, and stays in memory
+    uint64_t begin = 0;   // in the block, of what `block` holds
+    std::shared_ptr<Fetch> fetch = {};
+    Future<void> moved = {};
+
+    void copy() const;
   };
-  struct Piece;  // read.cc
+  // A fetch ahead of the readers.
+  struct AheadJob {
+    Piece piece;  // its block, and no memory of a reader
+    std::string key, tag;
+    PrefetchPtr prefetch;
+    Status status = {};
+  };
   // Of a plan.
   struct Epoch {
     uint64_t item_bytes = 0;  // are read in it
@@ -89,7 +112,7 @@ class CachedStore final : public Store, public TaggedReads {
   class Change;  // store.cc
 
   CachedStore(std::string name, OpenFast fast, std::unique_ptr<Store> slow,
-              std::unique_ptr<Arena> memory, const CachedOptions& options);
+              std::unique_ptr<Arena> memory, Budget& budget, const CachedOptions& options);
 
   // read.cc
   Future<void> read(std::string_view key, std::string_view tag, uint64_t offset, Slice into,
@@ -100,15 +123,28 @@ class CachedStore final : public Store, public TaggedReads {
                             const ReadOptions& options);
   std::vector<Piece> pieces_of(const ObjectInfo& object, uint64_t offset, Slice into) const;
   bool read_from_memory(std::string_view key, std::string_view tag, uint64_t offset, Slice into);
-  void choose(Piece& piece);       // with the mutex
-  bool from_memory(Piece& piece);  // with the mutex
+  void choose(std::string_view key, Piece& piece);        // with the mutex
+  void pick(Piece& piece);                                // with the mutex
+  bool from_ahead(Piece& piece);                          // with the mutex
+  bool from_memory(Piece& piece);                         // with the mutex
+  std::shared_ptr<Fetch> begin_fetch(const BlockId& id);  // with the mutex
   BlockPtr make_block(const BlockId& id, size_t bytes);
   void keep(const BlockPtr& block);  // with the mutex
   bool came_from_slot(Piece& piece, const Status& moved);
   void count_epochs(const Piece& piece);  // with the mutex
   void failed(const BlockId& id, const Error& error);
+  void gather(Piece& piece, const Status& status);  // with the mutex
+  static void tell(const Piece& piece, const Status& status);
   void fetched(Piece& piece, const Status& status);
   Status direct(const ObjectInfo& object, std::vector<Piece>& pieces, const ReadOptions& options);
+
+  // prefetch.cc
+  void fetch_ahead();
+  void wake_ahead();                                                   // with the mutex
+  bool begin_one(const Ahead::Due& due, std::vector<AheadJob>& jobs);  // with the mutex
+  void begin_ahead(std::unique_lock<std::mutex>& lock);
+  void take_arrived(std::unique_lock<std::mutex>& lock);
+  void arrived(AheadJob& job);
 
   // store.cc
   Status start();
@@ -132,6 +168,7 @@ class CachedStore final : public Store, public TaggedReads {
   const std::unique_ptr<Store> slow_;
   const CachedOptions options_;
   const std::unique_ptr<Arena> memory_;
+  Budget& budget_;                // of plans
   const uint64_t moving_places_;  // for blocks on their way and those that wait for a commit
   Budget in_memory_;              // of blocks, not of bytes
 
@@ -151,6 +188,12 @@ class CachedStore final : public Store, public TaggedReads {
   std::unique_ptr<Policy> memory_policy_;
   std::unordered_map<BlockId, BlockPtr, BlockIdHash> kept_;  // stay there
   Followers followers_;
+  Ahead ahead_;
+  std::condition_variable ahead_wake_;
+  bool ahead_due_ = false, ahead_stopping_ = false;
+  uint32_t planned_reads_ = 0;  // since one looked for what is due
+  uint64_t moving_ahead_ = 0;   // jobs whose end was not taken up
+  std::vector<AheadJob> arrived_;
   std::map<std::string, Epoch> epochs_;  // by plan
   std::map<std::string, Known, std::less<>> known_;
   uint64_t doubts_ = 0;
@@ -169,7 +212,7 @@ class CachedStore final : public Store, public TaggedReads {
   CacheInfo counts_;
 
   Pool readers_{16};
-  std::thread writer_;
+  std::thread writer_, prefetcher_;
 };
 
 }  // namespace stoker::cached

@@ -15,6 +15,7 @@
 #include "stoker/store/runtime.h"
 #include "stoker/testing/fault_store.h"
 #include "stoker/testing/format_example.h"
+#include "stoker/testing/held_reads.h"
 #include "stoker/testing/slow_store.h"
 #include "stoker/testing/store_harness.h"
 
@@ -23,48 +24,10 @@ namespace {
 
 constexpr uint32_t kBlock = 64 * kKiB;
 
-// Keeps reads back until they are let go, and only then hands them on.
-class HeldReads final : public Store {
- public:
-  explicit HeldReads(std::unique_ptr<Store> inner) : inner_(std::move(inner)) {}
-  void hold() { holding_ = true; }
-  void let_go() {
-    holding_ = false;
-    for (auto& [promise, run] : std::exchange(held_, {})) promise->complete(run().wait());
-  }
-
-  Features features() const override { return inner_->features(); }
-  Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
-    return inner_->stat(key, snapshot);
-  }
-  Result<std::vector<ObjectInfo>> list(std::string_view prefix,
-                                       std::string_view snapshot) override {
-    return inner_->list(prefix, snapshot);
-  }
-  Future<void> read(std::string_view key, uint64_t offset, Slice into,
-                    ReadOptions options) override {
-    if (!holding_) return inner_->read(key, offset, into, options);
-    auto promise = std::make_shared<Promise<void>>();
-    held_.emplace_back(promise, [this, name = std::string(key), offset, into, options] {
-      return inner_->read(name, offset, into, options);
-    });
-    ++waiting;
-    return promise->future();
-  }
-  Result<std::unique_ptr<Transaction>> begin() override { return inner_->begin(); }
-  Future<void> snapshot(std::string_view name) override { return inner_->snapshot(name); }
-  Future<void> drop(std::string_view name, Durability durability) override {
-    return inner_->drop(name, durability);
-  }
-  StoreInfo info() const override { return inner_->info(); }
-
-  std::atomic<int> waiting{0};
-
- private:
-  const std::unique_ptr<Store> inner_;
-  std::atomic<bool> holding_{false};
-  std::vector<std::pair<std::shared_ptr<Promise<void>>, std::function<Future<void>()>>> held_;
-};
+Budget& no_limit() {
+  static Budget budget(UINT64_MAX);
+  return budget;
+}
 
 // A folder behind a cache. The stores below are reached through fault wrappers.
 class CachedStore : public ::testing::Test {
@@ -602,7 +565,7 @@ std::unique_ptr<cached::Follower> follower_of(size_t objects, Plan plan) {
     plan.runs.push_back({.object = i, .bytes = kBlock});
     infos.push_back({.key = plan.keys.back(), .bytes = kBlock, .tag = "t"});
   }
-  auto made = cached::Follower::make(std::move(plan), infos, kBlock);
+  auto made = cached::Follower::make(std::move(plan), infos, kBlock, no_limit());
   EXPECT_OK(made);
   return std::move(*made);
 }
@@ -612,7 +575,7 @@ TEST(CachePolicy, ManyItemsOfFewBlocksAreNamedAtOnce) {
   const std::vector<ObjectInfo> objects = {{.key = "a", .bytes = 10 * kBlock, .tag = "t"}};
   const auto made = [&](const PlanRun& run) {
     return cached::Follower::make({.keys = {"a"}, .runs = {run}, .order = Plan::Shuffled{}},
-                                  objects, kBlock);
+                                  objects, kBlock, no_limit());
   };
   const auto again = made({.offset = kBlock - 1, .bytes = 2, .items = uint64_t{1} << 40});
   ASSERT_OK(again);
@@ -635,9 +598,48 @@ TEST(CachePolicy, APlanTakesLittleMemoryForABlock) {
                   .runs = {{.bytes = kBlock, .items = kBlocks, .stride = kBlock}},
                   .order = Plan::Shuffled{}};
   const size_t before = mallinfo2().uordblks;
-  const auto follower = cached::Follower::make(plan, {object}, kBlock);
+  const auto follower = cached::Follower::make(plan, {object}, kBlock, no_limit());
   ASSERT_OK(follower);
   EXPECT_LE(mallinfo2().uordblks - before, 128 * kBlocks);
+}
+
+// What the tables of a plan may take is reserved before they are made, and given back.
+TEST(CachePolicy, APlanReservesWhatItsTablesTake) {
+  constexpr uint64_t kBlocks = 20'000;
+  const ObjectInfo object{.key = "a", .bytes = kBlocks * kBlock, .tag = "t"};
+  const PlanRun each{.bytes = kBlock, .items = kBlocks, .stride = kBlock};
+  for (const bool listed : {true, false}) {
+    Plan plan{.keys = {"a"}, .runs = {each}};
+    if (!listed) plan.order = Plan::Shuffled{};
+    Budget budget(64 * kMiB);
+    {
+      const size_t before = mallinfo2().uordblks;
+      const auto follower = cached::Follower::make(plan, {object}, kBlock, budget);
+      ASSERT_OK(follower);
+      EXPECT_LE(mallinfo2().uordblks - before, budget.used());
+      EXPECT_LE(budget.used(), 200 * kBlocks) << "and not much more";
+    }
+    EXPECT_EQ(budget.used(), 0U);
+    Budget small(100 * kBlocks);
+    const auto refused = cached::Follower::make(plan, {object}, kBlock, small);
+    ASSERT_EQ(code_of(refused), Code::over_budget);
+    EXPECT_NE(refused.error().message().find("budget_bytes"), std::string::npos)
+        << refused.error().message();
+    EXPECT_EQ(small.used(), 0U);
+  }
+}
+
+TEST_F(CachedStore, APlanThatDoesNotFitTheBudgetIsRefusedAndTheOneBeforeStays) {
+  runtime_ = std::move(*RuntimeOwner::make(
+      {.engine = "posix", .cpu_threads = 2, .budget_bytes = options_.dram_bytes + 8 * kMiB}));
+  ASSERT_OK(open());
+  put("a", pattern(4 * kBlock, 1));
+  ASSERT_OK(store_->follow({.keys = {"a"}, .runs = {{.bytes = kBlock}}}));
+  Plan large{.keys = {"a"}};
+  large.runs.assign(400'000, {.bytes = kBlock});
+  EXPECT_EQ(code_of(store_->follow(large)), Code::over_budget);
+  EXPECT_EQ(cache().plans, 1U);
+  EXPECT_EQ(read("a", 0, 4 * kBlock), pattern(4 * kBlock, 1));
 }
 
 TEST(CachePolicy, AMixtureThatIsFollowedIsFetchedAsBeladyWould) {

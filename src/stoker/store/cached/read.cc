@@ -18,28 +18,13 @@
 namespace stoker::cached {
 
 constexpr const char* kWhere = "store/cached/read";
-constexpr uint32_t kErrorsMax = 3;     // one after the other, before FAST is given up
-constexpr uint32_t kGoodReads = 1000;  // after which FAST is as good as one that never failed
+constexpr uint32_t kErrorsMax = 3;      // one after the other, before FAST is given up
+constexpr uint32_t kPlannedReads = 64;  // after which one looks for what is due
+constexpr uint32_t kGoodReads = 1000;   // after which FAST is as good as one that never failed
 
-// The part of one block that a read wants.
-struct CachedStore::Piece {
-  enum class From : uint8_t { slot, memory, other, fetch, slow, done };
-
-  BlockId id = {};
-  uint64_t offset = 0;  // in the object
-  uint64_t at = 0;      // in the block
-  size_t block_bytes = 0;
-  Slice into;
-  From from = From::slow;
-  std::shared_ptr<Slots> slots = {};
-  std::chrono::steady_clock::time_point begun = {};  // of the read of a slot
-  uint64_t slot = 0, generation = 0, life = 0;
-  BlockPtr block = {};  // of From::slot: it is read whole, and stays in memory
-  std::shared_ptr<Fetch> fetch = {};
-  Future<void> moved = {};
-
-  void copy() const { std::memcpy(into.data, block->slice().data + at, into.size); }
-};
+void CachedStore::Piece::copy() const {
+  if (into.size > 0) std::memcpy(into.data, block->slice().data + (at - begin), into.size);
+}
 
 Future<void> CachedStore::read(std::string_view key, uint64_t offset, Slice into,
                                ReadOptions options) {
@@ -117,8 +102,11 @@ bool CachedStore::read_from_memory(std::string_view key, std::string_view tag, u
   {
     const std::lock_guard lock(mutex_);
     for (const Piece& piece : pieces)
-      if (!kept_.contains(piece.id) && !gathered_.contains(piece.id)) return false;
-    for (Piece& piece : pieces) choose(piece);
+      if (!kept_.contains(piece.id) && !gathered_.contains(piece.id)) {
+        const auto ahead = ahead_.covering(piece.id, piece.at, piece.into.size);
+        if (!ahead || !ahead->part || !ahead->arrived) return false;
+      }
+    for (Piece& piece : pieces) choose(key, piece);
   }
   for (const Piece& piece : pieces) piece.copy();
   return true;
@@ -131,7 +119,7 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
   std::vector<Piece> pieces = pieces_of(object, offset, into);
   {
     const std::lock_guard lock(mutex_);
-    for (Piece& piece : pieces) choose(piece);
+    for (Piece& piece : pieces) choose(object.key, piece);
   }
   const bool asked = std::any_of(pieces.begin(), pieces.end(), [](const Piece& piece) {
     return piece.from == From::slow || piece.from == From::fetch;
@@ -255,11 +243,54 @@ bool CachedStore::from_memory(Piece& piece) {
   return true;
 }
 
-void CachedStore::choose(Piece& piece) {
+// What was fetched ahead of this read.
+bool CachedStore::from_ahead(Piece& piece) {
+  const PrefetchPtr ahead = ahead_.covering(piece.id, piece.at, piece.into.size);
+  if (!ahead) return false;
+  ahead_.read(*ahead, piece.into.size);
+  wake_ahead();
+  if (!ahead->part) return false;  // it lies where blocks lie
+  piece.begin = ahead->begin;
+  if (ahead->arrived) {
+    piece.from = Piece::From::memory;
+    piece.block = ahead->part;
+    counts_.memory_hit_bytes += piece.into.size;
+  } else {
+    piece.from = Piece::From::other;
+    piece.fetch = ahead->fetch;
+    counts_.merged_bytes += piece.into.size;
+  }
+  return true;
+}
+
+// A read of a plan that has to wait for SLOW finds that one looks not far enough ahead.
+void CachedStore::choose(std::string_view key, Piece& piece) {
   using From = Piece::From;
   count_epochs(piece);
+  followers_.pass(key, piece.offset, piece.into.size);
   followers_.read(piece.id, {policy_.get(), memory_policy_.get()});
-  if (from_memory(piece)) return;
+  pick(piece);
+  if (!ahead_.plans(followers_, piece.id)) return;
+  const bool waits =
+      piece.from == From::slow || piece.from == From::fetch || piece.from == From::other;
+  if (waits) {
+    ++counts_.stalls;
+    ahead_.stalled();
+  }
+  if (waits || ++planned_reads_ >= kPlannedReads) wake_ahead();
+}
+
+std::shared_ptr<Fetch> CachedStore::begin_fetch(const BlockId& id) {
+  auto fetch = std::make_shared<Fetch>();
+  fetch->future = fetch->done.future();
+  fetch->life = life_;
+  fetches_.emplace(id, fetch);
+  return fetch;
+}
+
+void CachedStore::pick(Piece& piece) {
+  using From = Piece::From;
+  if (from_ahead(piece) || from_memory(piece)) return;
   if (const auto fetch = fetches_.find(piece.id); fetch != fetches_.end()) {
     piece.from = From::other;
     piece.fetch = fetch->second;
@@ -289,10 +320,7 @@ void CachedStore::choose(Piece& piece) {
   if (const auto evicted = policy_->add(piece.id, next)) forget_block(*evicted);
   piece.from = From::fetch;
   piece.block = block;
-  piece.fetch = std::make_shared<Fetch>();
-  piece.fetch->future = piece.fetch->done.future();
-  piece.fetch->life = life_;
-  fetches_.emplace(piece.id, piece.fetch);
+  piece.fetch = begin_fetch(piece.id);
 }
 
 // What is still on its way counts in the next epoch.
@@ -300,12 +328,14 @@ void CachedStore::count_epochs(const Piece& piece) {
   for (auto& [name, epoch] : epochs_) {
     if (!epoch.follower->names(piece.id)) continue;
     if (epoch.read_bytes >= epoch.item_bytes) {
-      counts_.epoch_fetched_bytes = counts_.fetched_bytes - epoch.fetched_before;
+      // What was fetched ahead and not read is of the epoch that begins.
+      const uint64_t fetched = counts_.fetched_bytes - ahead_.unread_bytes(*epoch.follower);
+      counts_.epoch_fetched_bytes = fetched - std::min(fetched, epoch.fetched_before);
       counts_.epoch_bound_bytes =
           epoch.distinct_bytes - std::min(epoch.distinct_bytes, epoch.kept_bytes);
       ++counts_.epochs;
       epoch.read_bytes = 0;
-      epoch.fetched_before = counts_.fetched_bytes;
+      epoch.fetched_before = fetched;
       epoch.kept_bytes = counts_.usable_bytes;
     }
     epoch.read_bytes += piece.into.size;
@@ -324,31 +354,39 @@ void CachedStore::failed(const BlockId& id, const Error& error) {
   }
 }
 
-// The block came, or failed to come: who waits for it is told, and it is gathered if it is wanted.
-void CachedStore::fetched(Piece& piece, const Status& status) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto at = fetches_.find(piece.id);
-        at != fetches_.end() && at->second == piece.fetch) {
-      fetches_.erase(at);
-      if (piece.fetch->life == life_ && slots_) {
-        if (!status) policy_->remove(piece.id);
-        if (policy_->holds(piece.id)) {
-          gathered_.insert_or_assign(piece.id, Gathered{piece.block, numbers_});
-          next_.emplace(numbers_++, piece.block);
-          counts_.admitted_bytes += piece.block_bytes;
-          keep(piece.block);
-          if (next_.size() >= batch()) wake_.notify_one();
-        }
+// The block came, or failed to come: it is gathered if it is wanted. With the mutex.
+void CachedStore::gather(Piece& piece, const Status& status) {
+  if (const auto at = fetches_.find(piece.id); at != fetches_.end() && at->second == piece.fetch) {
+    fetches_.erase(at);
+    if (piece.fetch->life == life_ && slots_) {
+      if (!status) policy_->remove(piece.id);
+      if (policy_->holds(piece.id)) {
+        gathered_.insert_or_assign(piece.id, Gathered{piece.block, numbers_});
+        next_.emplace(numbers_++, piece.block);
+        counts_.admitted_bytes += piece.block_bytes;
+        keep(piece.block);
+        if (next_.size() >= batch()) wake_.notify_one();
       }
     }
-    if (status) counts_.fetched_bytes += piece.block_bytes;
   }
+  if (status) counts_.fetched_bytes += piece.block_bytes;
+}
+
+// Who waits for it is told.
+void CachedStore::tell(const Piece& piece, const Status& status) {
   if (status) {
     piece.fetch->done.complete(Result<BlockPtr>(piece.block));
   } else {
     piece.fetch->done.complete(status.error());
   }
+}
+
+void CachedStore::fetched(Piece& piece, const Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    gather(piece, status);
+  }
+  tell(piece, status);
 }
 
 // Reads from SLOW what is neither kept nor fetched whole, neighbours in one piece.

@@ -64,14 +64,17 @@ class CachedStore::Change final : public Transaction {
 };
 
 CachedStore::CachedStore(std::string name, OpenFast fast, std::unique_ptr<Store> slow,
-                         std::unique_ptr<Arena> memory, const CachedOptions& options)
+                         std::unique_ptr<Arena> memory, Budget& budget,
+                         const CachedOptions& options)
     : name_(std::move(name)),
       open_fast_(std::move(fast)),
       slow_(std::move(slow)),
       options_(options),
       memory_(std::move(memory)),
+      budget_(budget),
       moving_places_(moving_places(options)),
-      in_memory_(options.dram_bytes / options.block_bytes) {
+      in_memory_(options.dram_bytes / options.block_bytes),
+      ahead_(moving_places_ / 4) {
   if (const uint64_t staying = in_memory_.cap() - moving_places_; staying > 0)
     memory_policy_ = std::make_unique<Policy>(staying);
 }
@@ -94,7 +97,8 @@ Result<std::unique_ptr<Store>> CachedStore::open(std::string name, OpenFast fast
                       kWhere);
   STOKER_ASSIGN(auto memory, Arena::make(options.dram_bytes, runtime.budget));
   std::unique_ptr<CachedStore> store(new CachedStore(std::move(name), std::move(fast),
-                                                     std::move(slow), std::move(memory), options));
+                                                     std::move(slow), std::move(memory),
+                                                     runtime.budget, options));
   STOKER_TRY(store->start());
   return std::unique_ptr<Store>(std::move(store));
 }
@@ -112,10 +116,17 @@ Status CachedStore::start() {
     }
   }
   writer_ = std::thread([this] { write_behind(); });
+  prefetcher_ = std::thread([this] { fetch_ahead(); });
   return {};
 }
 
 CachedStore::~CachedStore() {
+  {
+    const std::lock_guard lock(mutex_);
+    ahead_stopping_ = true;
+    ahead_wake_.notify_all();
+  }
+  if (prefetcher_.joinable()) prefetcher_.join();
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -203,6 +214,7 @@ void CachedStore::turn_off(const Error& error) {
   places_.clear();
   gathered_.clear();
   next_.clear();
+  ahead_.drop_whole();
   wake_.notify_all();
 }
 
@@ -229,6 +241,7 @@ void CachedStore::turn_on(std::unique_lock<std::mutex>& lock) {
 }
 
 void CachedStore::forget_block(const BlockId& id) {
+  if (ahead_.drop_whole(id)) ahead_.pressed();
   if (const auto gathered = gathered_.find(id); gathered != gathered_.end()) {
     next_.erase(gathered->second.number);
     gathered_.erase(gathered);
@@ -254,6 +267,7 @@ Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes
     const BlockId id = block_id(key, object.tag, block);
     fetches_.erase(id);
     kept_.erase(id);
+    counts_.prefetched_in_vain_bytes += ahead_.drop(id);
     if (memory_policy_) memory_policy_->remove(id);
     if (!policy_) continue;
     policy_->remove(id);
@@ -334,10 +348,11 @@ Status CachedStore::follow(const Plan& plan) {
       STOKER_ASSIGN(ObjectInfo object, slow_->stat(key));
       objects.push_back(std::move(object));
     }
-    STOKER_ASSIGN(follower, Follower::make(plan, objects, options_.block_bytes));
+    STOKER_ASSIGN(follower, Follower::make(plan, objects, options_.block_bytes, budget_));
   }
   lock.lock();
   if (const auto before = epochs_.find(plan.name); before != epochs_.end()) {
+    counts_.prefetched_in_vain_bytes += ahead_.drop(*before->second.follower);
     for (const std::string& key : before->second.keys)
       if (const auto at = known_.find(key); --at->second.plans == 0) known_.erase(at);
     epochs_.erase(before);
@@ -357,6 +372,7 @@ Status CachedStore::follow(const Plan& plan) {
   }
   followers_.follow(plan.name, std::move(follower));
   counts_.plans = followers_.size();
+  wake_ahead();
   for (Policy* policy : {policy_.get(), memory_policy_.get()})
     if (policy != nullptr)
       for (const BlockId& id : policy->held()) policy->plan(id, followers_.next(id));
@@ -409,6 +425,7 @@ void CachedStore::commit(std::unique_lock<std::mutex>& lock) {
       return;
     }
     ++counts_.commits;
+    wake_ahead();  // there is memory again
     free_.insert(free_.end(), freed.begin(), freed.end());
     for (const auto& [slot, block] : fills) {
       const auto at = gathered_.find(block->id);
@@ -429,6 +446,8 @@ StoreInfo CachedStore::info() const {
   const std::lock_guard lock(mutex_);
   info.composition = name_;
   info.cache = counts_;
+  info.cache->ahead_depth_bytes = ahead_.depth() * options_.block_bytes;
+  info.cache->ahead_bytes = ahead_.unread_bytes();
   for (const auto& [id, place] : places_) info.cache->held_bytes += place.bytes;
   return info;
 }

@@ -184,9 +184,13 @@ Future<void> DirStore::read(std::string_view key, uint64_t offset, Slice into,
   if (const Status valid = check_key(key); !valid) return valid.error();
   auto promise = std::make_shared<Promise<void>>();
   Future<void> future = promise->future();
-  files_.run([this, promise, name = std::string(key), offset, into, options] {
+  const auto job = [this, promise, name = std::string(key), offset, into, options] {
     promise->complete(read_now(name, offset, into, options));
-  });
+  };
+  if (may_wait(options.priority))
+    files_.run_later(job);
+  else
+    files_.run(job);
   return future;
 }
 

@@ -55,17 +55,20 @@ void put(ByteWriter& out, const CacheInfo& cache) {
        {cache.usable_bytes, cache.held_bytes, cache.hit_bytes, cache.memory_hit_bytes,
         cache.merged_bytes, cache.fetched_bytes, cache.admitted_bytes, cache.commits,
         cache.damaged_blocks, cache.plans, cache.epochs, cache.epoch_fetched_bytes,
-        cache.epoch_bound_bytes})
+        cache.epoch_bound_bytes, cache.ahead_depth_bytes, cache.ahead_bytes, cache.prefetched_bytes,
+        cache.prefetched_in_vain_bytes, cache.stalls})
     out.put(each);
   out.put_string(cache.off);
 }
 
 CacheInfo cache_of(ByteReader& in) {
   CacheInfo cache;
-  for (uint64_t* each : {&cache.usable_bytes, &cache.held_bytes, &cache.hit_bytes,
-                         &cache.memory_hit_bytes, &cache.merged_bytes, &cache.fetched_bytes,
-                         &cache.admitted_bytes, &cache.commits, &cache.damaged_blocks, &cache.plans,
-                         &cache.epochs, &cache.epoch_fetched_bytes, &cache.epoch_bound_bytes})
+  for (uint64_t* each :
+       {&cache.usable_bytes, &cache.held_bytes, &cache.hit_bytes, &cache.memory_hit_bytes,
+        &cache.merged_bytes, &cache.fetched_bytes, &cache.admitted_bytes, &cache.commits,
+        &cache.damaged_blocks, &cache.plans, &cache.epochs, &cache.epoch_fetched_bytes,
+        &cache.epoch_bound_bytes, &cache.ahead_depth_bytes, &cache.ahead_bytes,
+        &cache.prefetched_bytes, &cache.prefetched_in_vain_bytes, &cache.stalls})
     *each = in.get<uint64_t>();
   cache.off = text_of(in);
   return cache;
@@ -311,6 +314,7 @@ Result<StoreInfo> decode_info(std::string_view blob) {
 Request encode(const Plan& plan) {
   ByteWriter out;
   out.put(static_cast<uint8_t>(plan.order.index()));
+  out.put(static_cast<uint8_t>(plan.ahead ? 1 : 0));
   out.put(plan.position);
   const auto* shuffled = std::get_if<Plan::Shuffled>(&plan.order);
   const auto* mixed = std::get_if<Plan::Mixed>(&plan.order);
@@ -335,6 +339,7 @@ Request encode(const Plan& plan) {
 Result<Plan> decode_plan(Request request) {
   ByteReader in(bytes_of(request.blob));
   const auto order = in.get<uint8_t>();
+  const auto ahead = in.get<uint8_t>();
   Plan plan{.name = std::move(request.key), .keys = std::move(request.keys)};
   plan.position = in.get<uint64_t>();
   const auto seed = in.get<uint64_t>();
@@ -355,6 +360,8 @@ Result<Plan> decode_plan(Request request) {
     return broken("its plan has sources, and mixes none");
   if (order == 1) plan.order = Plan::Shuffled{seed};
   if (order == 2) plan.order = std::move(mixed);
+  if (ahead > 1) return broken("its plan tells nothing of what is fetched ahead");
+  plan.ahead = ahead == 1;
   if (order > 2) return broken("its plan has an order that is none of version 1");
   return plan;
 }

@@ -59,19 +59,22 @@ TEST(Protocol, MessagesComeAsTheyWent) {
   info.durable = 2;
   info.snapshots = {{"s", 3}};
   info.volumes = {{.path = "p", .bytes_per_second = 0.5}};
-  info.cache = CacheInfo{.hit_bytes = 4, .off = "why"};
+  info.cache = CacheInfo{.hit_bytes = 4, .stalls = 5, .off = "why"};
   const auto told = decode_info(encode(info));
   ASSERT_OK(told);
+  EXPECT_EQ(told->cache->stalls, 5U);
   EXPECT_EQ(encode(*told), encode(info));
   Plan plan{.name = "p",
             .keys = {"a", "b"},
             .runs = {{.object = 1, .offset = 2, .bytes = 3, .items = 4, .stride = 5}},
             .order = Plan::Mixed{{1, 3}, {0.5, 2}, 7},
-            .position = 6};
+            .position = 6,
+            .ahead = true};
   for (int order = 2; order >= 0; --order) {
     const auto came = decode_plan(*decode_request(Kind::follow, bytes_of(encode(encode(plan)))));
     ASSERT_OK(came);
     EXPECT_EQ(came->order.index(), static_cast<size_t>(order));
+    EXPECT_TRUE(came->ahead);
     EXPECT_EQ(encode(encode(*came)), encode(encode(plan)));
     plan.order = order == 2 ? decltype(plan.order)(Plan::Shuffled{8}) : Plan::Listed{};
   }

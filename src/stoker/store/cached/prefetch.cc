@@ -1,0 +1,152 @@
+// What plans name is fetched ahead of the readers, by one thread. It takes what is due first, and
+// for it a place in memory and a slot before it asks SLOW. It waits for neither: without a place
+// nothing begins until somebody gives one back. A quarter of the places is left to readers.
+//
+// As in read.cc, the tag is asked for again when bytes came, once for all that came together.
+#include <map>
+#include <utility>
+
+#include "stoker/store/cached/cached_store.h"
+
+namespace stoker::cached {
+namespace {
+
+constexpr int kLooks = 64;  // at what is due, before the mutex is let go
+
+}  // namespace
+
+void CachedStore::wake_ahead() {
+  planned_reads_ = 0;
+  if (std::exchange(ahead_due_, true)) return;
+  ahead_wake_.notify_one();
+}
+
+void CachedStore::fetch_ahead() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    ahead_wake_.wait(lock, [this] {
+      return !arrived_.empty() || (ahead_stopping_ ? moving_ahead_ == 0 : ahead_due_);
+    });
+    if (!arrived_.empty()) take_arrived(lock);
+    if (ahead_stopping_ && moving_ahead_ == 0) return;
+    if (!ahead_stopping_) begin_ahead(lock);
+  }
+}
+
+void CachedStore::begin_ahead(std::unique_lock<std::mutex>& lock) {
+  ahead_due_ = false;
+  counts_.prefetched_in_vain_bytes += ahead_.drop_passed();
+  std::vector<AheadJob> jobs;
+  int looks = 0;
+  for (; looks < kLooks && ahead_.room(); ++looks) {
+    const auto due = ahead_.due(followers_);
+    if (!due) break;
+    if (!begin_one(*due, jobs)) {
+      ahead_.pressed();
+      break;
+    }
+    ahead_.advance(*due);
+  }
+  if (looks == kLooks) ahead_due_ = true;
+  moving_ahead_ += jobs.size();
+  lock.unlock();
+  for (AheadJob& each : jobs) {
+    const Slice into = each.piece.block->slice();
+    auto job = std::make_shared<AheadJob>(std::move(each));
+    slow_->read(job->key, job->piece.offset, into, {.priority = Priority::prefetch})
+        .on_done([this, job](const Status& status) {
+          const std::lock_guard held(mutex_);
+          job->status = status;
+          arrived_.push_back(std::move(*job));
+          ahead_wake_.notify_one();
+        });
+  }
+  lock.lock();
+}
+
+// False: there is no memory for it.
+bool CachedStore::begin_one(const Ahead::Due& due, std::vector<AheadJob>& jobs) {
+  const Part& part = due.part;
+  const BlockId& id = part.id;
+  const uint64_t at = part.offset % options_.block_bytes;
+  if (kept_.contains(id) || gathered_.contains(id) || fetches_.contains(id) ||
+      (policy_ && policy_->holds(id)) || ahead_.covering(id, at, part.bytes))
+    return true;
+  if (in_memory_.cap() - in_memory_.used() <= moving_places_ / 4) return false;
+  // Admitted as its readers would: by what comes behind the read that it is fetched for.
+  const bool whole = slots_ && policy_->admits(followers_.after(id, *due.follower, due.position));
+  const uint64_t first = part.offset - at;
+  const uint64_t block_bytes = std::min<uint64_t>(options_.block_bytes, part.object_bytes - first);
+  const BlockPtr block = make_block(id, whole ? block_bytes : part.bytes);
+  if (!block) return false;
+  AheadJob job{.piece = {.id = id,
+                         .offset = whole ? first : part.offset,
+                         .at = whole ? 0 : at,
+                         .block_bytes = block->size,
+                         .into = {},
+                         .from = Piece::From::fetch,
+                         .block = block},
+               .key = *part.key,
+               .tag = *part.tag,
+               .prefetch = std::make_shared<Prefetch>(Prefetch{.id = id,
+                                                               .begin = whole ? 0 : at,
+                                                               .bytes = block->size,
+                                                               .left = block->size,
+                                                               .follower = due.follower,
+                                                               .position = due.position})};
+  if (whole) {
+    const auto evicted = policy_->add(id, followers_.next(id));
+    job.piece.fetch = begin_fetch(id);
+    if (evicted) forget_block(*evicted);
+  } else {
+    job.piece.fetch = std::make_shared<Fetch>();
+    job.piece.fetch->future = job.piece.fetch->done.future();
+    job.prefetch->part = block;
+    job.prefetch->fetch = job.piece.fetch;
+  }
+  ahead_.add(job.prefetch);
+  jobs.push_back(std::move(job));
+  return true;
+}
+
+void CachedStore::take_arrived(std::unique_lock<std::mutex>& lock) {
+  std::vector<AheadJob> jobs = std::exchange(arrived_, {});
+  lock.unlock();
+  std::map<std::string, Result<ObjectInfo>> now;
+  for (AheadJob& job : jobs) {
+    if (!job.status) continue;
+    const auto at = now.find(job.key);
+    const auto& object =
+        at != now.end() ? at->second : now.emplace(job.key, object_now(job.key)).first->second;
+    if (object && object->tag == job.tag) continue;
+    job.status =
+        object ? make_error(Code::conflict, "'" + job.key + "' was replaced") : object.error();
+  }
+  for (AheadJob& job : jobs) arrived(job);
+  lock.lock();
+  moving_ahead_ -= jobs.size();
+}
+
+void CachedStore::arrived(AheadJob& job) {
+  Prefetch& prefetch = *job.prefetch;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool wanted = ahead_.has(prefetch);
+    if (job.status) {
+      prefetch.arrived = true;
+      counts_.prefetched_bytes += prefetch.bytes;
+      if (!wanted && prefetch.part) counts_.prefetched_in_vain_bytes += prefetch.left;
+    } else {
+      ahead_.remove(prefetch);
+      if (job.status.error().code == Code::conflict) ahead_.stop(*prefetch.follower);
+      ahead_.pressed();
+    }
+    if (!prefetch.part)
+      gather(job.piece, job.status);
+    else if (job.status)
+      counts_.fetched_bytes += prefetch.bytes;
+  }
+  tell(job.piece, job.status);
+}
+
+}  // namespace stoker::cached
