@@ -345,6 +345,11 @@ Result<ObjectInfo> MemoryStore::stat(std::string_view key, std::string_view snap
   return describe(key, *object);
 }
 
+std::optional<ObjectInfo> MemoryStore::stat_at_once(std::string_view key) {
+  auto object = stat(key);
+  return object ? std::optional(std::move(*object)) : std::nullopt;
+}
+
 Result<std::vector<ObjectInfo>> MemoryStore::list(std::string_view prefix,
                                                   std::string_view snapshot) {
   std::lock_guard lock(mutex_);

@@ -31,6 +31,7 @@ class MemoryStore final : public Store {
   Features features() const override { return kFeatures; }
   bool wants_aligned() const override { return false; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) override;
+  std::optional<ObjectInfo> stat_at_once(std::string_view key) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix,
                                        std::string_view snapshot = {}) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into,

@@ -195,6 +195,8 @@ class Store {
   // Whether memory at a multiple of 4 KiB spares a copy.
   virtual bool wants_aligned() const { return true; }
   virtual Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot = {}) = 0;
+  // What stat() would say, where that is known without asking or waiting for anybody; else none.
+  virtual std::optional<ObjectInfo> stat_at_once(std::string_view) { return {}; }
   // sorted by key
   virtual Result<std::vector<ObjectInfo>> list(std::string_view prefix,
                                                std::string_view snapshot = {}) = 0;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,9 @@ class HeldReads final : public Store {
   Features features() const override { return inner_->features(); }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
     return inner_->stat(key, snapshot);
+  }
+  std::optional<ObjectInfo> stat_at_once(std::string_view key) override {
+    return inner_->stat_at_once(key);
   }
   Result<std::vector<ObjectInfo>> list(std::string_view prefix,
                                        std::string_view snapshot) override {

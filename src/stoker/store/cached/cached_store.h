@@ -38,6 +38,7 @@ class CachedStore final : public Store, public TaggedReads {
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
     return snapshot.empty() ? object_of(key) : slow_->stat(key, snapshot);
   }
+  std::optional<ObjectInfo> stat_at_once(std::string_view key) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix,
                                        std::string_view snapshot) override {
     return slow_->list(prefix, snapshot);
@@ -148,9 +149,10 @@ class CachedStore final : public Store, public TaggedReads {
 
   // store.cc
   Status start();
-  Result<ObjectInfo> object_of(std::string_view key);   // as SLOW said lately, or says
-  Result<ObjectInfo> object_now(std::string_view key);  // as SLOW says
-  void doubt();                                         // an object may be another one now
+  std::optional<ObjectInfo> known(std::string_view key);  // as SLOW said lately
+  Result<ObjectInfo> object_of(std::string_view key);     // the same, or as it says
+  Result<ObjectInfo> object_now(std::string_view key);    // as SLOW says
+  void doubt();                                           // an object may be another one now
   void name_keys(const std::vector<ObjectInfo>& objects,
                  std::chrono::steady_clock::time_point asked);  // with the mutex
   void forget_block(const BlockId& id);  // with the mutex: the policy no longer holds it

@@ -301,14 +301,21 @@ void CachedStore::doubt() {
   for (auto& [key, known] : known_) known.asked = {};
 }
 
+std::optional<ObjectInfo> CachedStore::known(std::string_view key) {
+  const std::lock_guard lock(mutex_);
+  const auto at = known_.find(key);
+  if (at == known_.end() || std::chrono::steady_clock::now() - at->second.asked > options_.believe)
+    return {};
+  return at->second.object;
+}
+
+std::optional<ObjectInfo> CachedStore::stat_at_once(std::string_view key) {
+  auto object = known(key);
+  return object ? object : slow_->stat_at_once(key);
+}
+
 Result<ObjectInfo> CachedStore::object_of(std::string_view key) {
-  {
-    const std::lock_guard lock(mutex_);
-    const auto at = known_.find(key);
-    if (at != known_.end() &&
-        std::chrono::steady_clock::now() - at->second.asked <= options_.believe)
-      return at->second.object;
-  }
+  if (auto object = known(key)) return std::move(*object);
   return object_now(key);
 }
 

@@ -38,6 +38,7 @@ class LocalStore final : public Store {
 
   Features features() const override { return kFeatures; }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override;
+  std::optional<ObjectInfo> stat_at_once(std::string_view key) override;
   Result<std::vector<ObjectInfo>> list(std::string_view prefix, std::string_view snapshot) override;
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override;

@@ -41,6 +41,11 @@ Result<ObjectInfo> LocalStore::stat(std::string_view key, std::string_view snaps
   return describe(found->first, *found->second);
 }
 
+std::optional<ObjectInfo> LocalStore::stat_at_once(std::string_view key) {
+  auto object = stat(key, {});
+  return object ? std::optional(std::move(*object)) : std::nullopt;
+}
+
 Result<std::vector<ObjectInfo>> LocalStore::list(std::string_view prefix,
                                                  std::string_view snapshot) {
   std::lock_guard lock(mutex_);

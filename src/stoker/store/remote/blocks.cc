@@ -97,6 +97,23 @@ Blocks::Place Blocks::find(const std::string& name, bool eager) {
   return {};
 }
 
+std::vector<uint32_t> Blocks::find_full(const std::vector<std::string>& names) {
+  std::vector<uint32_t> slots;
+  const std::lock_guard lock(mutex_);
+  for (const std::string& name : names) {
+    const auto at = by_name_.find(name);
+    if (at == by_name_.end() || slots_[at->second].filling) return {};
+    slots.push_back(at->second);
+  }
+  for (const uint32_t slot : slots) {
+    ++slots_[slot].pins;
+    slots_[slot].used = true;
+  }
+  counts_.pins += slots.size();
+  counts_.hits += slots.size();
+  return slots;
+}
+
 void Blocks::drop(uint32_t slot) {
   const auto at = by_name_.find(slots_[slot].name);
   if (at != by_name_.end() && at->second == slot) by_name_.erase(at);

@@ -39,6 +39,8 @@ class Blocks {
   };
   // `eager`: it is worth a slot although nobody wanted it before.
   Place find(const std::string& name, bool eager);
+  // The slots of all of them, pinned; none, and nothing was pinned, unless all are full.
+  std::vector<uint32_t> find_full(const std::vector<std::string>& names);
   void filled(uint32_t slot, bool whole);  // the pin stays
   bool wait(uint32_t slot);                // whether it is whole
   void unpin(uint32_t slot);

@@ -16,6 +16,7 @@
 #include "stoker/store/memory_store.h"
 #include "stoker/store/remote/link.h"
 #include "stoker/store/runtime.h"
+#include "stoker/testing/held_reads.h"
 #include "stoker/testing/store_harness.h"
 
 namespace stoker {
@@ -104,6 +105,35 @@ TEST_F(Remote, AViewIsLentAndWhatIsWrittenToItStaysHere) {
   const auto again = client_->view("a", 100, 60'000).wait();
   EXPECT_EQ(std::memcmp(again->data.get(), bytes.data() + 100, 60'000), 0);
   EXPECT_EQ(code_of(client_->view("a", 100'000, 1).wait()), Code::invalid_argument);
+}
+
+// All workers wait for the store. A block that is there is lent all the same.
+TEST_F(Remote, WhatIsThereWaitsForNoWorker) {
+  auto held = std::make_unique<HeldReads>(std::move(inner_));
+  HeldReads* const reads = held.get();
+  inner_ = std::move(held);
+  start();
+  const Bytes bytes = pattern(128 * kKiB, 1);
+  ASSERT_OK(put(*inner_, "a", bytes));
+  ASSERT_OK(put(*inner_, "b", pattern(16 * 64 * kKiB, 2)));
+  EXPECT_EQ(read_all(*client_, "a"), bytes);
+  reads->hold();
+  std::vector<Bytes> into(16, Bytes(64 * kKiB));
+  std::vector<Future<void>> waiting;
+  for (uint64_t i = 0; i < into.size(); ++i)
+    waiting.push_back(client_->read("b", i * 64 * kKiB, slice_of(into[i])));
+  while (reads->waiting < 16) std::this_thread::yield();
+  const uint64_t hits = server_->counts().hits;
+  Bytes part(70'000);
+  EXPECT_OK(client_->read("a", 1000, slice_of(part)).wait());
+  EXPECT_EQ(std::memcmp(part.data(), bytes.data() + 1000, part.size()), 0);
+  EXPECT_OK(client_->view("a", 5, 60'000).wait());
+  EXPECT_EQ(server_->counts().hits, hits + 3);
+  reads->let_go();
+  for (const auto& each : waiting) EXPECT_OK(each.wait());
+  EXPECT_EQ(std::memcmp(into[3].data(), pattern(16 * 64 * kKiB, 2).data() + 3 * 64 * kKiB,
+                        into[3].size()),
+            0);
 }
 
 // Pages of some objects each. What is left of a list waits for the client, if there is memory.

@@ -612,6 +612,7 @@ void Session::read(const std::shared_ptr<Reading>& reading) {
     place += piece.bytes;
   }
   if (reading->request.transaction != 0) return read_staged(reading);
+  if (read_resident(*reading)) return answer(reading->id, reading->answer(), reading->bytes);
   for (size_t i = 0; i < pieces; ++i) {
     served_.workers.run([self = shared_from_this(), reading, i] {
       const Status status = self->read_piece(*reading, i);
@@ -643,6 +644,49 @@ void Session::read_staged(const std::shared_ptr<Reading>& reading) {
             self->answer(reading->id, reading->answer(), reading->bytes);
         });
   }
+}
+
+// All of it at once, if the blocks are there, the client may pin them, and the store knows without
+// asking anybody that they are those of the objects. Else nothing has happened: workers read it.
+bool Session::read_resident(Reading& reading) {
+  Blocks& blocks = *served_.blocks;
+  const uint64_t block = blocks.block_bytes();
+  const Request& request = reading.request;
+  if (blocks.slots() == 0 || !request.text.empty()) return false;
+  std::vector<std::string> names;
+  std::vector<std::vector<Span>> spans(request.pieces.size());  // by piece; still without slots
+  std::string tag;
+  for (size_t i = 0; i < request.pieces.size(); ++i) {
+    const Range& piece = request.pieces[i];
+    const auto object = served_.store.stat_at_once(reading.key(i));
+    if (!object || piece.bytes == 0 || piece.offset > object->bytes ||
+        piece.bytes > object->bytes - piece.offset ||
+        (!request.tag.empty() && object->tag != request.tag))
+      return false;
+    tag = object->tag;
+    for (uint64_t done = 0; done < piece.bytes;) {
+      const uint64_t offset = piece.offset + done;
+      const uint64_t bytes = std::min(block - offset % block, piece.bytes - done);
+      names.push_back(block_name(reading.key(i), tag, offset / block));
+      spans[i].push_back({kNoSlot, offset % block, static_cast<uint32_t>(bytes)});
+      done += bytes;
+    }
+  }
+  const std::vector<uint32_t> slots = blocks.find_full(names);
+  if (slots.empty()) return false;
+  if (!keep_all(slots)) {
+    for (const uint32_t slot : slots) blocks.unpin(slot);
+    return false;
+  }
+  auto slot = slots.begin();
+  for (auto& each : spans)
+    for (Span& span : each) {
+      span.slot = *slot++;
+      span.offset += blocks.offset(span.slot);
+    }
+  reading.spans = std::move(spans);
+  if (request.pieces.size() == 1) reading.tag = std::move(tag);
+  return true;
 }
 
 Status Session::read_piece(Reading& reading, size_t index) {
@@ -764,14 +808,26 @@ Status Session::read_direct(Reading& reading, size_t index) {
   return {};
 }
 
-bool Session::keep(uint32_t slot) {
+size_t Session::pins_most() const {
   const Blocks& blocks = *served_.blocks;
-  const uint64_t most = std::min<uint64_t>(served_.options.pinned_bytes / blocks.block_bytes(),
-                                           std::max<size_t>(1, blocks.slots() / 4));
+  return std::min<uint64_t>(served_.options.pinned_bytes / blocks.block_bytes(),
+                            std::max<size_t>(1, blocks.slots() / 4));
+}
+
+bool Session::keep(uint32_t slot) {
   const std::lock_guard lock(mutex_);
-  if (ended_ || pin_count_ >= most) return false;
+  if (ended_ || pin_count_ >= pins_most()) return false;
   ++pins_[slot];
   ++pin_count_;
+  return true;
+}
+
+bool Session::keep_all(const std::vector<uint32_t>& slots) {
+  const size_t most = pins_most();
+  const std::lock_guard lock(mutex_);
+  if (ended_ || pin_count_ > most || slots.size() > most - pin_count_) return false;
+  for (const uint32_t slot : slots) ++pins_[slot];
+  pin_count_ += slots.size();
   return true;
 }
 

@@ -1,5 +1,5 @@
-// Session: one client of a server. Its thread receives, in order; what may wait for the store is
-// done by the server's workers.
+// Session: one client of a server. Its thread receives, in order, and answers reads of blocks that
+// are there. What may wait for the store is done by the server's workers.
 #pragma once
 
 #include <deque>
@@ -84,10 +84,13 @@ class Session : public std::enable_shared_from_this<Session> {
   void commit(uint64_t id, const Request& request);
   void read_staged(const std::shared_ptr<Reading>& reading);
   void read(const std::shared_ptr<Reading>& reading);
+  bool read_resident(Reading& reading);
   Status read_piece(Reading& reading, size_t index);
   Result<Outcome> read_blocks(Reading& reading, size_t index, const ObjectInfo& object);
   Status read_direct(Reading& reading, size_t index);
+  size_t pins_most() const;
   bool keep(uint32_t slot);  // a pin for the client, within its limit
+  bool keep_all(const std::vector<uint32_t>& slots);
   bool unpin(const std::vector<uint32_t>& slots);
 
   Served& served_;
