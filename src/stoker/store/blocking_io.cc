@@ -47,7 +47,7 @@ void IoBatch::add(Op::Kind kind, FileId file, uint64_t offset, Slice bytes) {
 void IoBatch::op_done(Op& op) noexcept {
   auto& self = *static_cast<IoBatch*>(op.context);
   // held while notifying: the waiter may destroy us as soon as it has the lock
-  std::lock_guard lock(self.mutex_);
+  MutexLock lock(self.mutex_);
   if (--self.left_ == 0) self.done_.notify_all();
 }
 
@@ -55,7 +55,10 @@ Status IoBatch::run() {
   if (ops_.empty()) return {};
   std::vector<Op*> ops;
   for (Op& op : ops_) ops.push_back(&op);
-  left_ = ops.size();
+  {
+    MutexLock lock(mutex_);
+    left_ = ops.size();
+  }
   for (;;) {
     Status queued = loop_.submit(ops);
     if (queued) break;
@@ -63,8 +66,8 @@ Status IoBatch::run() {
     // the queue is full of others' work, which ends
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [this] { return left_ == 0; });
+  MutexLock lock(mutex_);
+  done_.wait(lock, [this]() REQUIRES(mutex_) { return left_ == 0; });
   for (const Op& op : ops_) {
     if (!op.result) return op.result.error();
   }

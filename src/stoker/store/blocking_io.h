@@ -2,15 +2,14 @@
 // thread.
 #pragma once
 
-#include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/mutex.h"
 #include "stoker/io/loop.h"
 #include "stoker/memory/lost.h"
 
@@ -70,9 +69,9 @@ class IoBatch {
   Loop& loop_;
   const Priority priority_;
   std::deque<Op> ops_;  // do not move
-  std::mutex mutex_;
-  std::condition_variable done_;
-  size_t left_ = 0;  // guarded by mutex_
+  Mutex mutex_;
+  CondVar done_;
+  size_t left_ GUARDED_BY(mutex_) = 0;
 };
 
 // Reads what can be read. A block of 4 KiB that cannot (an unreadable sector, or the file ends

@@ -125,20 +125,19 @@ class MemoryStore::Staged final : public Transaction {
  private:
   using Entry = std::optional<Object>;  // nullopt: removed
 
-  // The staged entry of `key`, owned from now on; busy if another transaction owns it. With mutex_
-  // held.
-  Result<Entry*> own(std::string_view key);
-  Status write_locked(std::string_view key, uint64_t offset, Slice from);
+  // The staged entry of `key`, owned from now on; busy if another transaction owns it.
+  Result<Entry*> own(std::string_view key) REQUIRES(mutex_);
+  Status write_locked(std::string_view key, uint64_t offset, Slice from) REQUIRES(mutex_);
   Status write_chunk(std::string_view key, Object& object, uint64_t index, size_t at, Slice from);
-  void release();
+  void release() REQUIRES(mutex_);
 
   MemoryStore& store_;
-  std::mutex mutex_;  // taken before store_.mutex_; guards what follows
-  std::map<std::string, Entry, std::less<>> staged_;
-  Requirements required_;
-  std::string name_;             // of the version that it makes
-  std::optional<Error> failed_;  // of the first write that failed
-  bool done_ = false;            // committed or refused
+  Mutex mutex_;  // taken before store_.mutex_
+  std::map<std::string, Entry, std::less<>> staged_ GUARDED_BY(mutex_);
+  Requirements required_ GUARDED_BY(mutex_);
+  std::string name_ GUARDED_BY(mutex_);             // of the version that it makes
+  std::optional<Error> failed_ GUARDED_BY(mutex_);  // of the first write that failed
+  bool done_ GUARDED_BY(mutex_) = false;            // committed or refused
 };
 
 Result<MemoryStore::Staged::Entry*> MemoryStore::Staged::own(std::string_view key) {
@@ -148,7 +147,7 @@ Result<MemoryStore::Staged::Entry*> MemoryStore::Staged::own(std::string_view ke
   if (key.empty())
     return make_error(Code::invalid_argument, "an object needs a name", "store/memory");
   if (auto at = staged_.find(key); at != staged_.end()) return &at->second;
-  std::lock_guard lock(store_.mutex_);
+  MutexLock lock(store_.mutex_);
   if (!store_.owned_.emplace(key).second) {
     return make_error(Code::busy,
                       "another open transaction has changed '" + std::string(key) +
@@ -161,7 +160,7 @@ Result<MemoryStore::Staged::Entry*> MemoryStore::Staged::own(std::string_view ke
 }
 
 Status MemoryStore::Staged::resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (chunk_bytes != 0) STOKER_TRY(check_chunk_bytes(chunk_bytes));
   STOKER_ASSIGN(Entry * entry, own(key));
   if (!entry->has_value()) {
@@ -196,7 +195,7 @@ Status MemoryStore::Staged::resize(std::string_view key, uint64_t bytes, uint32_
 
 Future<void> MemoryStore::Staged::write(std::string_view key, uint64_t offset, Slice from,
                                         Priority) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Status status = write_locked(key, offset, from);
   if (!status && !failed_) failed_ = status.error();
   return status;
@@ -236,7 +235,7 @@ Status MemoryStore::Staged::write_chunk(std::string_view key, Object& object, ui
 }
 
 Status MemoryStore::Staged::remove(std::string_view key) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   STOKER_ASSIGN(Entry * entry, own(key));
   if (!entry->has_value()) return no_object(key);
   entry->reset();
@@ -248,7 +247,7 @@ Future<void> MemoryStore::Staged::read(std::string_view key, uint64_t offset, Sl
   if (!options.snapshot.empty()) return store_.read(key, offset, into, options);
   Object object;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto at = staged_.find(key);
     if (at == staged_.end()) return store_.read(key, offset, into, options);
     if (!at->second.has_value()) return no_object(key);
@@ -258,7 +257,7 @@ Future<void> MemoryStore::Staged::read(std::string_view key, uint64_t offset, Sl
 }
 
 Status MemoryStore::Staged::require(std::string_view key, std::string_view tag) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (done_)
     return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
                       "store/memory");
@@ -268,7 +267,7 @@ Status MemoryStore::Staged::require(std::string_view key, std::string_view tag) 
 
 Status MemoryStore::Staged::name(std::string_view snapshot) {
   STOKER_TRY(check_name(snapshot));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (done_)
     return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
                       "store/memory");
@@ -277,7 +276,7 @@ Status MemoryStore::Staged::name(std::string_view snapshot) {
 }
 
 Future<Version> MemoryStore::Staged::commit(Durability durability) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (done_)
     return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
                       "store/memory");
@@ -286,7 +285,7 @@ Future<Version> MemoryStore::Staged::commit(Durability durability) {
                       "a version that gets a name must be durable: commit it as durable",
                       "store/memory");
   done_ = true;
-  std::lock_guard store_lock(store_.mutex_);
+  MutexLock store_lock(store_.mutex_);
   for (const auto& [key, entry] : staged_) store_.owned_.erase(key);
   if (failed_) return *failed_;
   for (const auto& [key, tag] : required_) {
@@ -310,7 +309,7 @@ Future<Version> MemoryStore::Staged::commit(Durability durability) {
 
 void MemoryStore::Staged::release() {
   if (done_) return;
-  std::lock_guard lock(store_.mutex_);
+  MutexLock lock(store_.mutex_);
   for (const auto& [key, entry] : staged_) store_.owned_.erase(key);
 }
 
@@ -327,7 +326,7 @@ const MemoryStore::Map* MemoryStore::map_of(std::string_view snapshot) const {
 
 Result<MemoryStore::ObjectPtr> MemoryStore::find(std::string_view key,
                                                  std::string_view snapshot) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Map* map = map_of(snapshot);
   if (map == nullptr) return no_snapshot(snapshot);
   const auto at = map->find(key);
@@ -352,7 +351,7 @@ std::optional<ObjectInfo> MemoryStore::stat_at_once(std::string_view key) {
 
 Result<std::vector<ObjectInfo>> MemoryStore::list(std::string_view prefix,
                                                   std::string_view snapshot) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Map* map = map_of(snapshot);
   if (map == nullptr) return no_snapshot(snapshot);
   std::vector<ObjectInfo> found;
@@ -395,7 +394,7 @@ Result<std::unique_ptr<Transaction>> MemoryStore::begin() {
 }
 
 Result<Version> MemoryStore::copy(std::string_view from, std::string_view to) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (from == to || to.empty())
     return make_error(Code::invalid_argument,
                       "'" + std::string(from) + "' cannot be copied to '" + std::string(to) + "'",
@@ -415,13 +414,13 @@ Result<Version> MemoryStore::copy(std::string_view from, std::string_view to) {
 
 Future<void> MemoryStore::snapshot(std::string_view name) {
   STOKER_TRY(check_name(name));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!snapshots_.emplace(name, Named{version_, current_}).second) return snapshot_there(name);
   return Status();
 }
 
 Future<void> MemoryStore::drop(std::string_view name, Durability) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto named = snapshots_.find(name);
   if (named == snapshots_.end()) return no_snapshot(name);
   snapshots_.erase(named);
@@ -429,7 +428,7 @@ Future<void> MemoryStore::drop(std::string_view name, Durability) {
 }
 
 StoreInfo MemoryStore::info() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   StoreInfo info;
   info.composition = "memory:";
   info.committed = version_;

@@ -9,10 +9,10 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 
+#include "stoker/base/mutex.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/store.h"
 
@@ -68,8 +68,8 @@ class MemoryStore final : public Store {
 
   MemoryStore(Budget& budget, MemoryStoreOptions options) : budget_(budget), options_(options) {}
   Result<ObjectPtr> find(std::string_view key, std::string_view snapshot) const;
-  // with mutex_ held; null if there is no such snapshot
-  const Map* map_of(std::string_view snapshot) const;
+  // null if there is no such snapshot
+  const Map* map_of(std::string_view snapshot) const REQUIRES(mutex_);
   static ObjectInfo describe(std::string_view key, const Object& object);
   static Status read_object(std::string_view key, const Object& object, uint64_t offset,
                             Slice into);
@@ -77,11 +77,11 @@ class MemoryStore final : public Store {
   Budget& budget_;
   const MemoryStoreOptions options_;
   std::atomic<uint64_t> used_bytes_{0};  // of all live chunks, whoever sees them
-  mutable std::mutex mutex_;             // guards what follows
-  Map current_;
-  Version version_ = 0;
-  std::map<std::string, Named, std::less<>> snapshots_;
-  std::set<std::string, std::less<>> owned_;  // by open transactions
+  mutable Mutex mutex_;
+  Map current_ GUARDED_BY(mutex_);
+  Version version_ GUARDED_BY(mutex_) = 0;
+  std::map<std::string, Named, std::less<>> snapshots_ GUARDED_BY(mutex_);
+  std::set<std::string, std::less<>> owned_ GUARDED_BY(mutex_);  // by open transactions
 };
 
 }  // namespace stoker

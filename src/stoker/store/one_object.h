@@ -4,11 +4,11 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/store/store.h"
 
@@ -23,35 +23,35 @@ struct OneObjectStore {
 struct OneObject {
   explicit OneObject(const OneObjectStore& its_store) : store(its_store) {}
 
-  // All with the mutex.
   // The transaction may work on `key`.
-  Status check_open(std::string_view key) const;
-  Status check_chunk(uint32_t chunk_bytes) const;
+  Status check_open(std::string_view key) const REQUIRES(mutex);
+  Status check_chunk(uint32_t chunk_bytes) const REQUIRES(mutex);
   // Bytes may be written there. `there`: whether the store has such an object.
   Status check_write(std::string_view key, uint64_t offset, uint64_t size,
-                     const std::function<Status()>& there) const;
-  Status check_read(std::string_view key) const;
+                     const std::function<Status()>& there) const REQUIRES(mutex);
+  Status check_read(std::string_view key) const REQUIRES(mutex);
   // Of a write that was refused.
-  void fail(const Error& error);
+  void fail(const Error& error) REQUIRES(mutex);
   // Nothing comes to it any more. Error: that was so before.
-  Status finish();
+  Status finish() REQUIRES(mutex);
   // Calls `then` on the pool as soon as nothing is under way.
-  void settle(Pool& pool, std::function<void()> then);
+  void settle(Pool& pool, std::function<void()> then) REQUIRES(mutex);
   // Something that was under way has ended. What is to be called then, without the mutex.
-  std::function<void()> ended(const Status& status);
+  std::function<void()> ended(const Status& status) REQUIRES(mutex);
 
   const OneObjectStore& store;
-  std::mutex mutex;  // guards what follows
-  std::string key;   // of the one object; empty: none yet
+  Mutex mutex;
+  bool done GUARDED_BY(mutex) = false;   // committed or abandoned
+  size_t pending GUARDED_BY(mutex) = 0;  // writes under way
+  // Guarded by the mutex until it is done; then its last job's, which runs when nothing is pending.
+  std::string key;  // of the one object; empty: none yet
   bool touched = false, removed = false;
   std::optional<std::string> required;  // a tag; empty: absent
   std::optional<Error> failed;          // of the first write that failed
-  bool done = false;                    // committed or abandoned
-  size_t pending = 0;                   // writes under way
   uint64_t bytes = 0;
 
  private:
-  std::function<void()> settled_;
+  std::function<void()> settled_ GUARDED_BY(mutex);
 };
 
 // Hands all on to the store.
@@ -71,7 +71,7 @@ class OneObjectTransaction : public Transaction {
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override {
     {
-      std::lock_guard lock(staged_->mutex);
+      MutexLock lock(staged_->mutex);
       if (const Status readable = staged_->check_read(key); !readable) return readable.error();
     }
     return store_.read(key, offset, into, options);

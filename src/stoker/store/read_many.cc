@@ -32,14 +32,15 @@ Status check_pieces(size_t keys, std::span<const Piece> pieces, size_t memory) {
 }
 
 void Countdown::done(size_t piece, const Status& status) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (!status && piece < first_failed_) {
     first_failed_ = piece;
     error_ = status.error();
   }
   if (--left_ != 0) return;
+  const Status all = error_ ? Status(*std::move(error_)) : Status();
   lock.unlock();
-  promise_.complete(error_ ? Status(*error_) : Status());
+  promise_.complete(all);
 }
 
 Future<void> Store::read_many(std::span<const std::string> keys, std::span<const Piece> pieces,

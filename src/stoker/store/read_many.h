@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstddef>
-#include <mutex>
 #include <optional>
 #include <span>
 
+#include "stoker/base/mutex.h"
 #include "stoker/store/store.h"
 
 namespace stoker {
@@ -23,10 +23,10 @@ class Countdown {
   void done(size_t piece, const Status& status);
 
  private:
-  std::mutex mutex_;
-  size_t left_;                 // guarded by mutex_
-  size_t first_failed_;         // guarded by mutex_
-  std::optional<Error> error_;  // guarded by mutex_ while left_ is not zero
+  Mutex mutex_;
+  size_t left_ GUARDED_BY(mutex_);
+  size_t first_failed_ GUARDED_BY(mutex_);
+  std::optional<Error> error_ GUARDED_BY(mutex_);
   Promise<void> promise_;
 };
 

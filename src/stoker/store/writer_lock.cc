@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <set>
 
 #include "stoker/base/holders.h"
 #include "stoker/base/log.h"
+#include "stoker/base/mutex.h"
 
 namespace stoker {
 namespace {
@@ -28,32 +28,34 @@ class Held {
   static Held& all() {
     static Held* const held = [] {
       auto* made = new Held;  // for good: a thread may let go of a store while the program ends
-      pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
+      pthread_atfork([]() NO_THREAD_SAFETY_ANALYSIS { all().mutex_.lock(); },
+                     []() NO_THREAD_SAFETY_ANALYSIS { all().mutex_.unlock(); },
                      [] { all().forked(); });
       return made;
     }();
     return *held;
   }
   int add(int fd) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     fds_.insert(fd);
     return fd;
   }
   void drop(int fd) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (fds_.erase(fd) == 0) return;
     flock(fd, LOCK_UN);
     ::close(fd);
   }
 
  private:
-  void forked() {
+  // In the child: the fork took the mutex.
+  void forked() NO_THREAD_SAFETY_ANALYSIS {
     for (const int fd : fds_) ::close(fd);
     fds_.clear();
     mutex_.unlock();
   }
-  std::mutex mutex_;
-  std::set<int> fds_;  // guarded by mutex_
+  Mutex mutex_;
+  std::set<int> fds_ GUARDED_BY(mutex_);
 };
 
 std::string read_holder(int fd) {

@@ -11,13 +11,13 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/io/buffered.h"
 #include "stoker/store/condition.h"
@@ -119,12 +119,12 @@ class DirStore final : public Store {
   const Beneath root_;
   std::atomic<uint64_t> commits_{0};
   std::atomic<int64_t> last_stamp_ns_{0};
-  std::mutex swept_mutex_;
-  std::set<std::string> swept_;  // folders in which temporary files of the dead were looked for;
-                                 // guarded by swept_mutex_
-  std::mutex readers_mutex_;
-  // that no job uses now, one a thread at most; guarded by readers_mutex_
-  std::vector<std::unique_ptr<BufferedReader>> readers_;
+  Mutex swept_mutex_;
+  // folders in which temporary files of the dead were looked for
+  std::set<std::string> swept_ GUARDED_BY(swept_mutex_);
+  Mutex readers_mutex_;
+  // that no job uses now, one a thread at most
+  std::vector<std::unique_ptr<BufferedReader>> readers_ GUARDED_BY(readers_mutex_);
   std::atomic<size_t> freeing_{0};
   Pool freer_{1};
   Pool files_{4};  // the last member: it ends before what its jobs use

@@ -247,7 +247,7 @@ void DirStore::read_small(const std::map<std::string, std::vector<Small>>& by_ke
   auto reader = take_reader();
   reader->run(reads);
   {
-    std::lock_guard lock(readers_mutex_);
+    MutexLock lock(readers_mutex_);
     readers_.push_back(std::move(reader));
   }
   for (size_t i = 0; i < reads.size(); ++i) {
@@ -261,7 +261,7 @@ void DirStore::read_small(const std::map<std::string, std::vector<Small>>& by_ke
 
 std::unique_ptr<BufferedReader> DirStore::take_reader() {
   {
-    std::lock_guard lock(readers_mutex_);
+    MutexLock lock(readers_mutex_);
     if (!readers_.empty()) {
       auto reader = std::move(readers_.back());
       readers_.pop_back();

@@ -49,7 +49,7 @@ void DirStore::step(const DirStep& done) const {
 
 Status DirStore::resize(Staged& staged, std::string_view key, uint64_t bytes,
                         uint32_t chunk_bytes) {
-  std::lock_guard lock(staged.mutex);
+  MutexLock lock(staged.mutex);
   STOKER_TRY(check_key(key));
   STOKER_TRY(staged.check_open(key));
   STOKER_TRY(staged.check_chunk(chunk_bytes));
@@ -137,7 +137,7 @@ Status DirStore::make_temporary(Staged& staged) {
 // Temporary files whose writers are dead, once a folder.
 void DirStore::sweep(const Fd& folder, const std::string& path) {
   {
-    std::lock_guard lock(swept_mutex_);
+    MutexLock lock(swept_mutex_);
     if (!swept_.insert(path).second) return;
   }
   const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -157,8 +157,8 @@ void DirStore::sweep(const Fd& folder, const std::string& path) {
 
 Future<void> DirStore::write(const StagedPtr& staged, std::string_view key, uint64_t offset,
                              Slice from, Priority priority) {
-  std::lock_guard lock(staged->mutex);
-  const Status allowed = [&]() -> Status {
+  MutexLock lock(staged->mutex);
+  const Status allowed = [&]() REQUIRES(staged->mutex) -> Status {
     STOKER_TRY(check_key(key));
     STOKER_TRY(staged->check_open(key));
     return staged->check_write(key, offset, from.size, [&]() -> Status {
@@ -205,14 +205,14 @@ Status DirStore::write_now(Staged& staged, FileId direct, uint64_t offset, Slice
 void DirStore::ended(const StagedPtr& staged, const Status& status) {
   std::function<void()> then;
   {
-    std::lock_guard lock(staged->mutex);
+    MutexLock lock(staged->mutex);
     then = staged->ended(status);
   }
   if (then) then();
 }
 
 Status DirStore::remove(Staged& staged, std::string_view key) {
-  std::lock_guard lock(staged.mutex);
+  MutexLock lock(staged.mutex);
   STOKER_TRY(check_key(key));
   STOKER_TRY(staged.check_open(key));
   if (staged.removed || (!staged.touched && !stat(key, {})))
@@ -230,7 +230,7 @@ Status DirStore::remove(Staged& staged, std::string_view key) {
 }
 
 Status DirStore::require(Staged& staged, std::string_view key, std::string_view tag) {
-  std::lock_guard lock(staged.mutex);
+  MutexLock lock(staged.mutex);
   STOKER_TRY(check_key(key));
   STOKER_TRY(staged.check_open(key));
   staged.key = key;
@@ -239,7 +239,7 @@ Status DirStore::require(Staged& staged, std::string_view key, std::string_view 
 }
 
 Future<Version> DirStore::commit(const StagedPtr& staged) {
-  std::lock_guard lock(staged->mutex);
+  MutexLock lock(staged->mutex);
   if (const Status open = staged->finish(); !open) return open.error();
   auto promise = std::make_shared<Promise<Version>>();
   Future<Version> future = promise->future();
@@ -248,7 +248,7 @@ Future<Version> DirStore::commit(const StagedPtr& staged) {
 }
 
 void DirStore::abandon(const StagedPtr& staged) {
-  std::lock_guard lock(staged->mutex);
+  MutexLock lock(staged->mutex);
   if (staged->done) return;
   staged->done = true;
   if (staged->file) staged->settle(files_, [this, staged] { drop_temporary(*staged); });

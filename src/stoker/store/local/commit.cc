@@ -32,7 +32,7 @@ Result<uint64_t> framed_image_bytes(const Map& map) {
 }  // namespace
 
 Future<Version> LocalStore::commit(const StatePtr& state, Durability durability) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (state->phase != TransactionState::Phase::open)
     return make_error(Code::invalid_argument, "the transaction was already committed", kWhere);
   if (!state->name.empty() && durability == Durability::deferred)
@@ -55,9 +55,9 @@ Future<Version> LocalStore::commit(const StatePtr& state, Durability durability)
   return future;
 }
 
-// With the mutex, which is let go of meanwhile. Nothing could go on behind half a commit, so what
-// throws in here ends the process, as on the worker.
-void LocalStore::process_here(Lock& lock) noexcept {
+// Nothing could go on behind half a commit, so what throws in here ends the process, as on the
+// worker.
+void LocalStore::process_here(MutexLock& lock) noexcept {
   start_processing();
   auto group = committer_.next_group();
   lock.unlock();
@@ -86,7 +86,7 @@ Future<void> LocalStore::drop(std::string_view name, Durability durability) {
 Future<void> LocalStore::enqueue_named(CommitEntry::Kind kind, std::string_view name,
                                        Durability durability) {
   STOKER_TRY(check_name(name));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (read_only_option_)
     return make_error(Code::read_only, "the store '" + composition() + "' was opened read-only",
                       kWhere);
@@ -100,7 +100,7 @@ Future<void> LocalStore::enqueue_named(CommitEntry::Kind kind, std::string_view 
   return future;
 }
 
-// With the mutex: the worker looks at the queue soon, or whoever does already looks once more.
+// The worker looks at the queue soon, or whoever does already looks once more.
 void LocalStore::kick() {
   if (committer_.claimed()) return;
   start_processing();
@@ -108,7 +108,7 @@ void LocalStore::kick() {
 }
 
 void LocalStore::process() {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto group = committer_.next_group(); !group.empty(); group = committer_.next_group()) {
     lock.unlock();
     run_group(std::move(group));
@@ -117,7 +117,6 @@ void LocalStore::process() {
   stop_processing();
 }
 
-// Both with the mutex.
 void LocalStore::start_processing() {
   STOKER_CHECK(committer_.claim());
   ++in_flight_;
@@ -133,8 +132,10 @@ void LocalStore::run_group(CommitGroup group) {
   uint64_t touched = 0;
   Growth grown;  // by the whole group
   std::vector<std::pair<std::unique_ptr<CommitEntry>, Status>> refused;
+  const Map* map = nullptr;  // changed by nobody else meanwhile
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
+    map = map_.get();
     for (auto& entry : group) {
       Status status = encode(*entry, next_version_ + 1);
       Growth more = grown;
@@ -155,9 +156,9 @@ void LocalStore::run_group(CommitGroup group) {
   if (group.empty()) return;
   if (group.front()->durability == Durability::deferred) return run_deferred(group);
 
-  const Status status = committer_.make_durable(items, touched, *map_, mutex_);
+  const Status status = committer_.make_durable(items, touched, *map, mutex_);
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (status) {
       for (auto& entry : group) flip(*entry);
       durable_ = map_->version();
@@ -174,7 +175,7 @@ void LocalStore::run_group(CommitGroup group) {
 // Visible now; carried by the next record.
 void LocalStore::run_deferred(CommitGroup& group) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (auto& entry : group) {
       committer_.defer(*entry);
       flip(*entry);
@@ -207,7 +208,7 @@ Status LocalStore::encode(CommitEntry& entry, Version version) {
   return {};
 }
 
-// With the mutex. It is the first of its group, as in check_requirements().
+// It is the first of its group, as in check_requirements().
 Status LocalStore::put_name(ByteWriter& out, std::string_view name) const {
   if (map_->find_snapshot(name) != nullptr)
     return make_error(Code::already_exists,
@@ -218,7 +219,7 @@ Status LocalStore::put_name(ByteWriter& out, std::string_view name) const {
   return {};
 }
 
-// With the mutex. It is the first of its group, so the map is what all commits before it left.
+// It is the first of its group, so the map is what all commits before it left.
 Status LocalStore::check_requirements(const TransactionState& state) const {
   for (const auto& [key, tag] : state.required) {
     const auto found = map_->current().find(key);
@@ -228,7 +229,7 @@ Status LocalStore::check_requirements(const TransactionState& state) const {
   return {};
 }
 
-// With the mutex; its chunks are done.
+// Its chunks are done.
 void LocalStore::encode_object(ByteWriter& out, const std::string& key, const StagedObject& object,
                                Version version) const {
   const auto committed = map_->current().find(key);
@@ -312,7 +313,6 @@ Status LocalStore::check_room(const Growth& growth, std::string_view group,
                     kWhere);
 }
 
-// With the mutex.
 void LocalStore::flip(CommitEntry& entry) {
   std::vector<Extent> freed;
   const Status applied = map_->apply(bytes_of(entry.items), freed);
@@ -331,7 +331,7 @@ void LocalStore::flip(CommitEntry& entry) {
 
 void LocalStore::finish(CommitEntry& entry, const Status& status) {
   if (!status && entry.state) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     let_go(*entry.state, TransactionState::Phase::failed);
     if (entry.state->orphaned) open_.erase(entry.state.get());
   }
@@ -344,15 +344,14 @@ void LocalStore::finish(CommitEntry& entry, const Status& status) {
   }
 }
 
-// With the mutex. Whether the record is on disk is unknown: nothing may be written any more that it
-// might name.
+// Whether the record is on disk is unknown: nothing may be written any more that it might name.
 void LocalStore::poison(const Error& error) {
   log().error("the store '{}' takes no more writes until it is reopened: {}", composition(),
               error.message());
   if (!poisoned_) poisoned_ = error;
 }
 
-// With the mutex. What failed so may still reach memory that has new owners by now, or the disk:
+// What failed so may still reach memory that has new owners by now, or the disk:
 // nothing of that may be committed.
 void LocalStore::note_given_up(const Status& status) {
   if (!status && status.error().sys_errno == ETIMEDOUT && !poisoned_) poison(status.error());
@@ -377,10 +376,10 @@ void LocalStore::give_what_nobody_reads() {
   }
 }
 
-// With the mutex, which is let go of meanwhile. What was freed and is not free yet becomes so:
+// What was freed and is not free yet becomes so:
 // deferred commits are made durable, then reads that began before are waited for. False: nothing
 // more comes free, or this thread must not wait for it.
-bool LocalStore::make_room(Lock& lock) {
+bool LocalStore::make_room(MutexLock& lock) {
   if (poisoned_ || runtime_.loop.here() || worker_.here()) return false;
   if (!undurable_.empty()) {
     auto entry = std::make_unique<CommitEntry>();
@@ -395,7 +394,9 @@ bool LocalStore::make_room(Lock& lock) {
   }
   if (limbo_.empty() || runtime_.pool.here()) return false;  // reads are verified on the pool
   const uint64_t oldest = limbo_.front().first;
-  freed_.wait(lock, [this, oldest] { return limbo_.empty() || limbo_.front().first != oldest; });
+  freed_.wait(lock, [this, oldest]() REQUIRES(mutex_) {
+    return limbo_.empty() || limbo_.front().first != oldest;
+  });
   return true;
 }
 

@@ -43,7 +43,7 @@ void Committer::defer(const CommitEntry& entry) {
 }
 
 Status Committer::make_durable(const std::string& items, uint64_t touched, const Map& map,
-                               std::mutex& mutex) {
+                               Mutex& mutex) {
   touched |= deferred_touched_;
   IoBatch flush(loop_, Priority::demand);
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
@@ -62,7 +62,7 @@ Status Committer::make_durable(const std::string& items, uint64_t touched, const
   // Too much for a record, though the map that results is not: it holds these commits as well.
   std::optional<Map> after;
   {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     after.emplace(map);
   }
   std::vector<Extent> freed;

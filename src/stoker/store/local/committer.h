@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "stoker/base/future.h"
+#include "stoker/base/mutex.h"
 #include "stoker/io/loop.h"
 #include "stoker/store/local/journal.h"
 #include "stoker/store/local/map.h"
@@ -59,8 +59,8 @@ class Committer {
   void defer(const CommitEntry& entry);
   // Flushes these volumes (a bit each) and writes the record, or an image of the map if no record
   // has room. Nobody else changes `map`, which `mutex` guards, meanwhile.
-  Status make_durable(const std::string& items, uint64_t touched, const Map& map,
-                      std::mutex& mutex);
+  Status make_durable(const std::string& items, uint64_t touched, const Map& map, Mutex& mutex)
+      EXCLUDES(mutex);
 
  private:
   Status append(const std::string& record);

@@ -7,15 +7,14 @@
 #pragma once
 
 #include <array>
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/local/allocator.h"
@@ -69,7 +68,6 @@ class LocalStore final : public Store {
                                       .conditional = true,
                                       .verified = true,
                                       .versions = true};
-  using Lock = std::unique_lock<std::mutex>;
   using Jobs = std::vector<std::function<void()>>;
 
   // What commits add to the map.
@@ -92,7 +90,7 @@ class LocalStore final : public Store {
                 uint64_t offset, Slice into);
   Result<std::shared_ptr<StagedChunk>> gather(Transfer& transfer, const StatePtr& state,
                                               std::string_view snapshot, uint64_t offset,
-                                              Slice into);
+                                              Slice into) REQUIRES(mutex_);
   Status prepare_read(Transfer& transfer);
   static void verify(Transfer& transfer, const Piece& piece, void* store);
   static void read_done(Transfer& transfer, void* store);
@@ -101,47 +99,52 @@ class LocalStore final : public Store {
   void unpin(uint64_t epoch);
 
   // write.cc
-  Status check_writable(const TransactionState& state) const;
-  Result<StagedObject*> own(TransactionState& state, std::string_view key, bool must_exist);
+  Status check_writable(const TransactionState& state) const REQUIRES(mutex_);
+  Result<StagedObject*> own(TransactionState& state, std::string_view key, bool must_exist)
+      REQUIRES(mutex_);
   Result<StagedObject*> writable(TransactionState& state, std::string_view key, uint64_t offset,
-                                 uint64_t bytes);
+                                 uint64_t bytes) REQUIRES(mutex_);
   struct Part {  // of a chunk
     uint32_t index, at;
     Slice from;
   };
   Result<std::vector<Part>> cut_up(Transfer& transfer, StagedObject& object, uint64_t offset,
-                                   Slice from);
-  void give_up_pieces(Transfer& transfer);
-  Chunk base_chunk(const StagedObject& object, std::string_view key, uint32_t index) const;
-  Chunk visible_chunk(const StagedObject& object, std::string_view key, uint32_t index) const;
+                                   Slice from) REQUIRES(mutex_);
+  void give_up_pieces(Transfer& transfer) REQUIRES(mutex_);
+  Chunk base_chunk(const StagedObject& object, std::string_view key, uint32_t index) const
+      REQUIRES(mutex_);
+  Chunk visible_chunk(const StagedObject& object, std::string_view key, uint32_t index) const
+      REQUIRES(mutex_);
   using ByVolume = std::array<uint64_t, kVolumesMax>;
   // `given`: bytes of the same write that go to each volume and are not under way yet; grows by
   // these.
   Result<Extent> allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes,
-                          ByVolume& given);
-  std::optional<size_t> pick_volume(uint64_t bytes, const ByVolume& given) const;
-  bool has_room(size_t volume, uint64_t bytes) const {
+                          ByVolume& given) REQUIRES(mutex_);
+  std::optional<size_t> pick_volume(uint64_t bytes, const ByVolume& given) const REQUIRES(mutex_);
+  bool has_room(size_t volume, uint64_t bytes) const REQUIRES(mutex_) {
     return allocator_.largest_blocks(volume) * kBlock >= bytes;
   }
-  uint64_t free_blocks(size_t volume) const;
-  void give_back_runs(TransactionState& state);
+  uint64_t free_blocks(size_t volume) const REQUIRES(mutex_);
+  void give_back_runs(TransactionState& state) REQUIRES(mutex_);
   void install(TransactionState& state, StagedObject& object, uint32_t index,
-               std::shared_ptr<StagedChunk> node);
-  void drop_staged(TransactionState& state, const std::shared_ptr<StagedChunk>& node);
-  void drop_node(const std::shared_ptr<StagedChunk>& node);
-  void drop_extent(const Extent& extent);
-  void settle_node(StagedChunk& node, const Status& status, Jobs& run);
+               std::shared_ptr<StagedChunk> node) REQUIRES(mutex_);
+  void drop_staged(TransactionState& state, const std::shared_ptr<StagedChunk>& node)
+      REQUIRES(mutex_);
+  void drop_node(const std::shared_ptr<StagedChunk>& node) REQUIRES(mutex_);
+  void drop_extent(const Extent& extent) REQUIRES(mutex_);
+  void settle_node(StagedChunk& node, const Status& status, Jobs& run) REQUIRES(mutex_);
   static void write_done(Transfer& transfer, void* store);
   void start_write(std::unique_ptr<Transfer> transfer);
-  void let_go(TransactionState& state, TransactionState::Phase phase);
-  void write_settled(const StatePtr& state, const Status& status);
+  void let_go(TransactionState& state, TransactionState::Phase phase) REQUIRES(mutex_);
+  void write_settled(const StatePtr& state, const Status& status) REQUIRES(mutex_);
 
   // partial.cc
   Status write_partial(const StatePtr& state, StagedObject& object, std::string_view key,
-                       uint32_t index, uint32_t at, Slice from, Promise<void>& promise);
-  void seal(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
-  void seal_some(const StatePtr& state);
-  void schedule(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
+                       uint32_t index, uint32_t at, Slice from, Promise<void>& promise)
+      REQUIRES(mutex_);
+  void seal(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) REQUIRES(mutex_);
+  void seal_some(const StatePtr& state) REQUIRES(mutex_);
+  void schedule(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) REQUIRES(mutex_);
   void work_on(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
   bool wait_for_base(const StatePtr& state, const std::shared_ptr<StagedChunk>& node);
   Status lay_over(StagedChunk& node);
@@ -152,33 +155,36 @@ class LocalStore final : public Store {
 
   // commit.cc
   Future<void> enqueue_named(CommitEntry::Kind kind, std::string_view name, Durability durability);
-  void kick();
+  void kick() REQUIRES(mutex_);
   void process();
-  void process_here(Lock& lock) noexcept;
-  void start_processing();
-  void stop_processing();
+  // Lets go of the mutex meanwhile.
+  void process_here(MutexLock& lock) noexcept REQUIRES(mutex_) NO_THREAD_SAFETY_ANALYSIS;
+  void start_processing() REQUIRES(mutex_);
+  void stop_processing() REQUIRES(mutex_);
   void run_group(CommitGroup group);
-  Status encode(CommitEntry& entry, Version version);
-  Status check_requirements(const TransactionState& state) const;
+  Status encode(CommitEntry& entry, Version version) REQUIRES(mutex_);
+  Status check_requirements(const TransactionState& state) const REQUIRES(mutex_);
   static Status check_name(std::string_view snapshot);
-  Status put_name(ByteWriter& out, std::string_view name) const;
+  Status put_name(ByteWriter& out, std::string_view name) const REQUIRES(mutex_);
   void encode_object(ByteWriter& out, const std::string& key, const StagedObject& object,
-                     Version version) const;
-  Growth growth_of(const CommitEntry& entry) const;
-  Status check_room(const Growth& growth, std::string_view group, std::string_view entry) const;
+                     Version version) const REQUIRES(mutex_);
+  Growth growth_of(const CommitEntry& entry) const REQUIRES(mutex_);
+  Status check_room(const Growth& growth, std::string_view group, std::string_view entry) const
+      REQUIRES(mutex_);
   void run_deferred(CommitGroup& group);
-  void flip(CommitEntry& entry);
+  void flip(CommitEntry& entry) REQUIRES(mutex_);
   void finish(CommitEntry& entry, const Status& status);
-  void poison(const Error& error);
-  void note_given_up(const Status& status);
+  void poison(const Error& error) REQUIRES(mutex_);
+  void note_given_up(const Status& status) REQUIRES(mutex_);
   // Extents that nothing names any more, durably, counted in limbo_blocks_: free once no read of
   // `epoch` or before may use them.
-  void release(std::vector<Extent> extents, uint64_t epoch);
-  void give_what_nobody_reads();
-  bool make_room(Lock& lock);
+  void release(std::vector<Extent> extents, uint64_t epoch) REQUIRES(mutex_);
+  void give_what_nobody_reads() REQUIRES(mutex_);
+  // Lets go of the mutex meanwhile.
+  bool make_room(MutexLock& lock) REQUIRES(mutex_) NO_THREAD_SAFETY_ANALYSIS;
 
-  Status charge_map(uint64_t bytes);
-  Error full(uint64_t bytes) const;
+  Status charge_map(uint64_t bytes) REQUIRES(mutex_);
+  Error full(uint64_t bytes) const REQUIRES(mutex_);
   std::string composition() const;
 
   const std::unique_ptr<Loop> own_loop_;  // of drives that no Loop of the process's drives; or none
@@ -189,26 +195,29 @@ class LocalStore final : public Store {
   std::vector<VolumeLoad> loads_;
   TransferPool transfers_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable idle_;
-  std::condition_variable freed_;  // something left limbo_
-  std::unique_ptr<Map> map_;
-  Allocator allocator_;
-  std::map<std::string, TransactionState*, std::less<>> owners_;
-  std::set<TransactionState*> open_;
+  mutable Mutex mutex_;
+  CondVar idle_;
+  CondVar freed_;  // something left limbo_
+  std::unique_ptr<Map> map_ GUARDED_BY(mutex_);
+  Allocator allocator_ GUARDED_BY(mutex_);
+  std::map<std::string, TransactionState*, std::less<>> owners_ GUARDED_BY(mutex_);
+  std::set<TransactionState*> open_ GUARDED_BY(mutex_);
   // reads under way, by the epoch they began in
-  std::map<uint64_t, uint64_t> readers_;
+  std::map<uint64_t, uint64_t> readers_ GUARDED_BY(mutex_);
   // free once no reader of this epoch or an earlier one is left
-  std::deque<std::pair<uint64_t, std::vector<Extent>>> limbo_;
-  uint64_t epoch_ = 1;
-  uint64_t limbo_blocks_ = 0;  // in limbo_ and undurable_
+  std::deque<std::pair<uint64_t, std::vector<Extent>>> limbo_ GUARDED_BY(mutex_);
+  uint64_t epoch_ GUARDED_BY(mutex_) = 1;
+  uint64_t limbo_blocks_ GUARDED_BY(mutex_) = 0;  // in limbo_ and undurable_
   // freed by commits that are not durable yet, by epoch
-  std::vector<std::pair<uint64_t, std::vector<Extent>>> undurable_;
-  size_t in_flight_ = 0;  // transfers, merges and jobs: the destructor waits for them
-  std::vector<Grant> map_grants_;
-  uint64_t map_granted_ = 0, map_charged_ = 0;
-  std::optional<Error> poisoned_;
-  Version next_version_ = 0, durable_ = 0;
+  std::vector<std::pair<uint64_t, std::vector<Extent>>> undurable_ GUARDED_BY(mutex_);
+  size_t in_flight_ GUARDED_BY(mutex_) =
+      0;  // transfers, merges and jobs: the destructor waits for them
+  std::vector<Grant> map_grants_ GUARDED_BY(mutex_);
+  uint64_t map_granted_ GUARDED_BY(mutex_) = 0;
+  uint64_t map_charged_ GUARDED_BY(mutex_) = 0;
+  std::optional<Error> poisoned_ GUARDED_BY(mutex_);
+  Version next_version_ GUARDED_BY(mutex_) = 0;
+  Version durable_ GUARDED_BY(mutex_) = 0;
   Committer committer_;
 
   Pool worker_{1};  // the last member: it ends before what its jobs use

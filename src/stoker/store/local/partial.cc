@@ -15,7 +15,7 @@ constexpr size_t kOpenPartials = 4;  // of a transaction: each holds a chunk in 
 
 }  // namespace
 
-// With the mutex. `promise` is taken when the status is good, and completes when `from` was copied;
+// `promise` is taken when the status is good, and completes when `from` was copied;
 // else nothing has changed.
 Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, std::string_view key,
                                  uint32_t index, uint32_t at, Slice from, Promise<void>& promise) {
@@ -55,7 +55,7 @@ Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, st
   return {};
 }
 
-// With the mutex. The oldest open partials go to disk: all but a few, which take at most half of
+// The oldest open partials go to disk: all but a few, which take at most half of
 // what the budget would have left without them. Reads and writes of others need memory too. (The
 // budget is a hard cap: used <= cap.)
 void LocalStore::seal_some(const StatePtr& state) {
@@ -72,7 +72,7 @@ void LocalStore::seal_some(const StatePtr& state) {
   }
 }
 
-// With the mutex: takes no more parts and goes to disk.
+// Takes no more parts and goes to disk.
 void LocalStore::seal(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) {
   node->partial->sealed = true;
   ++state->pending;
@@ -92,7 +92,7 @@ void LocalStore::work_on(const StatePtr& state, const std::shared_ptr<StagedChun
   Status status = lay_over(*node);
   bool wanted = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Partial& partial = *node->partial;
     if (status && !node->dropped && !partial.patches.empty()) {  // more came meanwhile
       worker_.run([this, state, node] { work_on(state, node); });
@@ -112,7 +112,7 @@ void LocalStore::work_on(const StatePtr& state, const std::shared_ptr<StagedChun
 // True: the staged chunk under this one is still being written; the worker comes back when it is
 // done.
 bool LocalStore::wait_for_base(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto& base = node->partial->base_node;
   if (node->partial->loaded || !base || base->state != StagedChunk::State::pending) return false;
   base->waiters.push_back(
@@ -120,13 +120,13 @@ bool LocalStore::wait_for_base(const StatePtr& state, const std::shared_ptr<Stag
   return true;
 }
 
-// Without the mutex: brings the old bytes and copies the parts that came since.
+// Brings the old bytes and copies the parts that came since.
 Status LocalStore::lay_over(StagedChunk& node) {
   Partial& partial = *node.partial;
   std::vector<Partial::Patch> patches;
   bool needed = true;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     patches.swap(partial.patches);
     needed = !node.dropped;
   }
@@ -143,7 +143,7 @@ Status LocalStore::lay_over(StagedChunk& node) {
 Status LocalStore::load_partial(Partial& partial) {
   Chunk base = partial.base;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (partial.base_node) {
       if (partial.base_node->state == StagedChunk::State::failed)
         return make_error(Code::io,
@@ -162,7 +162,7 @@ Status LocalStore::load_partial(Partial& partial) {
   } else {
     STOKER_TRY(read_chunk(partial.key, partial.index, base, partial.buffer.slice()));
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   partial.loaded = true;
   if (partial.base_node) drop_node(std::exchange(partial.base_node, nullptr));
   return {};
@@ -188,7 +188,7 @@ Status LocalStore::write_out(StagedChunk& node) {
   if (!status)
     return status.error().with("writing chunk " + std::to_string(partial.index) + " of '" +
                                partial.key + "'");
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   node.chunk.crc = crc;
   return {};
 }
@@ -198,7 +198,7 @@ void LocalStore::end_partial(const StatePtr& state, const std::shared_ptr<Staged
   Jobs run;
   std::vector<Partial::Patch> late;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Partial& partial = *node->partial;
     late.swap(partial.patches);
     if (partial.base_node) drop_node(partial.base_node);
@@ -213,7 +213,7 @@ void LocalStore::end_partial(const StatePtr& state, const std::shared_ptr<Staged
   }
   for (Partial::Patch& patch : late) patch.promise.complete(status);
   for (auto& job : run) job();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (--in_flight_ == 0) idle_.notify_all();
 }
 

@@ -34,7 +34,7 @@ ObjectInfo describe(const std::string& key, const Object& object) {
 }  // namespace
 
 Result<ObjectInfo> LocalStore::stat(std::string_view key, std::string_view snapshot) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   STOKER_ASSIGN(const Table* table, table_of(*map_, snapshot));
   const auto found = table->find(key);
   if (found == table->end()) return not_found(key, snapshot);
@@ -48,7 +48,7 @@ std::optional<ObjectInfo> LocalStore::stat_at_once(std::string_view key) {
 
 Result<std::vector<ObjectInfo>> LocalStore::list(std::string_view prefix,
                                                  std::string_view snapshot) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   STOKER_ASSIGN(const Table* table, table_of(*map_, snapshot));
   std::vector<ObjectInfo> objects;
   for (auto at = table->lower_bound(prefix); at != table->end() && at->first.starts_with(prefix);
@@ -80,7 +80,7 @@ Future<void> LocalStore::start_read(StatePtr state, std::string_view key, uint64
 // Where it meets a staged chunk that is still being written it begins anew once that is done.
 void LocalStore::try_read(std::unique_ptr<Transfer> transfer, StatePtr state, std::string snapshot,
                           uint64_t offset, Slice into) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   auto waits_for = gather(*transfer, state, snapshot, offset, into);
   if (waits_for && *waits_for != nullptr) {
     transfer->pieces.clear();
@@ -244,13 +244,13 @@ void LocalStore::read_done(Transfer& transfer, void* store) {
   Promise<void> promise = std::move(transfer.promise);
   const uint64_t epoch = transfer.epoch;
   if (!status) {
-    Lock lock(self.mutex_);
+    MutexLock lock(self.mutex_);
     self.note_given_up(status);
   }
   self.transfers_.give(std::move(owned));
   self.unpin(epoch);
   promise.complete(std::move(status));
-  Lock lock(self.mutex_);
+  MutexLock lock(self.mutex_);
   if (--self.in_flight_ == 0) self.idle_.notify_all();
 }
 
@@ -259,7 +259,7 @@ void LocalStore::read_done(Transfer& transfer, void* store) {
 Error LocalStore::corrupt(std::string_view key, uint32_t index, const Chunk& chunk) const {
   std::string older;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const Snapshot& snapshot : map_->snapshots()) {  // the newest such one is the last
       const auto found = snapshot.table.find(key);
       if (found != snapshot.table.end() && (index >= found->second->chunks.size() ||
@@ -294,7 +294,7 @@ Status LocalStore::read_chunk(std::string_view key, uint32_t index, const Chunk&
 }
 
 void LocalStore::unpin(uint64_t epoch) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto found = readers_.find(epoch); --found->second == 0) readers_.erase(found);
   give_what_nobody_reads();
 }

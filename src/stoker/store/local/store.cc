@@ -86,7 +86,10 @@ Result<std::unique_ptr<Store>> LocalStore::open(std::vector<std::string> paths,
   std::unique_ptr<LocalStore> store(new LocalStore(std::move(own_loop), runtime, std::move(volumes),
                                                    std::move(map), std::move(allocator),
                                                    std::move(journal), options));
-  STOKER_TRY(store->charge_map(0));  // what was recovered
+  {
+    MutexLock lock(store->mutex_);
+    STOKER_TRY(store->charge_map(0));  // what was recovered
+  }
   return std::unique_ptr<Store>(std::move(store));
 }
 
@@ -108,8 +111,8 @@ LocalStore::LocalStore(std::unique_ptr<Loop> own_loop, const Runtime& runtime, V
 
 // Nothing is made durable that was not: closing is no commit.
 LocalStore::~LocalStore() {
-  Lock lock(mutex_);
-  idle_.wait(lock, [this] { return in_flight_ == 0; });
+  MutexLock lock(mutex_);
+  idle_.wait(lock, [this]() REQUIRES(mutex_) { return in_flight_ == 0; });
 }
 
 // Draws on the budget in steps; `bytes` more of map are about to come.
@@ -133,7 +136,7 @@ std::string LocalStore::composition() const {
 }
 
 StoreInfo LocalStore::info() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   StoreInfo info;
   info.composition = composition();
   info.committed = map_->version();

@@ -121,7 +121,7 @@ void Transfer::clear() {
 std::unique_ptr<Transfer> TransferPool::take() {
   std::unique_ptr<Transfer> transfer;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!free_.empty()) {
       transfer = std::move(free_.back());
       free_.pop_back();
@@ -134,7 +134,7 @@ std::unique_ptr<Transfer> TransferPool::take() {
 
 void TransferPool::give(std::unique_ptr<Transfer> transfer) {
   transfer->clear();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (free_.size() < kKept) free_.push_back(std::move(transfer));
 }
 

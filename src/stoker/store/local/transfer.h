@@ -6,13 +6,13 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "stoker/base/future.h"
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/io/loop.h"
 #include "stoker/memory/budget.h"
@@ -98,8 +98,8 @@ class TransferPool {
 
  private:
   static constexpr size_t kKept = 64;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Transfer>> free_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<std::unique_ptr<Transfer>> free_ GUARDED_BY(mutex_);
 };
 
 }  // namespace stoker::local

@@ -24,7 +24,7 @@ Chunk trimmed(Chunk chunk, uint64_t chunk_at, uint64_t limit) {
 }  // namespace
 
 Result<std::unique_ptr<Transaction>> LocalStore::begin() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (read_only_option_)
     return make_error(Code::read_only, "the store '" + composition() + "' was opened read-only",
                       kWhere);
@@ -97,7 +97,7 @@ Chunk LocalStore::visible_chunk(const StagedObject& object, std::string_view key
 
 Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_t bytes,
                           uint32_t chunk_bytes) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   STOKER_TRY(check_writable(state));
   if (chunk_bytes != 0 && !valid_chunk_bytes(chunk_bytes)) {
     return make_error(Code::invalid_argument,
@@ -148,7 +148,7 @@ Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_
 }
 
 Status LocalStore::remove(TransactionState& state, std::string_view key) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   STOKER_TRY(check_writable(state));
   STOKER_ASSIGN(StagedObject * object, own(state, key, true));
   for (auto& [index, node] : object->chunks) drop_staged(state, node);
@@ -162,7 +162,7 @@ Status LocalStore::remove(TransactionState& state, std::string_view key) {
 }
 
 Status LocalStore::require(TransactionState& state, std::string_view key, std::string_view tag) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   STOKER_TRY(check_writable(state));
   state.required.insert_or_assign(std::string(key), std::string(tag));
   return {};
@@ -170,7 +170,7 @@ Status LocalStore::require(TransactionState& state, std::string_view key, std::s
 
 Status LocalStore::name(TransactionState& state, std::string_view snapshot) {
   STOKER_TRY(check_name(snapshot));
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   STOKER_TRY(check_writable(state));
   state.name = snapshot;
   return {};
@@ -283,7 +283,7 @@ void LocalStore::settle_node(StagedChunk& node, const Status& status, Jobs& run)
   node.waiters.clear();
 }
 
-// With the mutex: the transaction may write these bytes.
+// The transaction may write these bytes.
 Result<StagedObject*> LocalStore::writable(TransactionState& state, std::string_view key,
                                            uint64_t offset, uint64_t bytes) {
   STOKER_TRY(check_writable(state));
@@ -298,7 +298,7 @@ Result<StagedObject*> LocalStore::writable(TransactionState& state, std::string_
   return object;
 }
 
-// With the mutex: cuts a write into whole chunks, each with an extent of its own, and parts of
+// Cuts a write into whole chunks, each with an extent of its own, and parts of
 // chunks (at most the first and the last). Where there is no room for all of it, no extent is kept.
 Result<std::vector<LocalStore::Part>> LocalStore::cut_up(Transfer& transfer, StagedObject& object,
                                                          uint64_t offset, Slice from) {
@@ -347,7 +347,7 @@ Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint
   auto transfer = transfers_.take();
   transfer->key = key;
   transfer->priority = priority;
-  const auto refuse = [&](const Error& error) -> Future<void> {
+  const auto refuse = [&](const Error& error) REQUIRES(mutex_) -> Future<void> {
     give_up_pieces(*transfer);
     // what was to be written is missing: the commit must not claim it
     if (!state->error) state->error = error;
@@ -357,7 +357,7 @@ Future<void> LocalStore::write(const StatePtr& state, std::string_view key, uint
     return error;
   };
 
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   auto owned = writable(*state, key, offset, from.size);
   if (!owned) return refuse(owned.error());
   auto parts = cut_up(*transfer, **owned, offset, from);
@@ -442,7 +442,7 @@ void LocalStore::write_done(Transfer& transfer, void* store) {
   Promise<void> promise = std::move(transfer.promise);
   Jobs run;
   {
-    std::lock_guard lock(self.mutex_);
+    MutexLock lock(self.mutex_);
     for (const Piece& piece : transfer.pieces) {
       piece.node->chunk.crc = piece.chunk.crc;
       self.settle_node(*piece.node, status, run);
@@ -453,7 +453,7 @@ void LocalStore::write_done(Transfer& transfer, void* store) {
   self.transfers_.give(std::move(owned));
   for (auto& job : run) job();
   promise.complete(status);
-  std::lock_guard lock(self.mutex_);
+  MutexLock lock(self.mutex_);
   if (--self.in_flight_ == 0) self.idle_.notify_all();
 }
 
@@ -465,7 +465,7 @@ void LocalStore::write_settled(const StatePtr& state, const Status& status) {
 // Without waiting: what is still being written gives up its extent when that ends.
 void LocalStore::abandon(const StatePtr& state) {
   using Phase = TransactionState::Phase;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (state->phase == Phase::committing) {
     state->orphaned = true;  // the commit goes on
     return;
@@ -474,7 +474,7 @@ void LocalStore::abandon(const StatePtr& state) {
   if (state->phase == Phase::open) let_go(*state, Phase::abandoned);
 }
 
-// With the mutex: nothing that it staged will be committed.
+// Nothing that it staged will be committed.
 void LocalStore::let_go(TransactionState& state, TransactionState::Phase phase) {
   state.phase = phase;
   give_back_runs(state);

@@ -79,12 +79,12 @@ struct Client::Try : Op {
 
 // The request has lane 0, the one beside it lane 1. Callbacks run on the thread of the Http.
 struct Client::Race {
-  std::mutex mutex;  // guards what follows
   uint64_t begun_ns = 0;
-  std::array<net::Http::Ticket, 2> tickets{};  // 0: not sent
-  std::optional<size_t> landed;                // the lane whose bytes are `into`
-  size_t going = 1;
-  bool over = false;
+  Mutex mutex;
+  std::array<net::Http::Ticket, 2> tickets GUARDED_BY(mutex){};  // 0: not sent
+  std::optional<size_t> landed GUARDED_BY(mutex);                // the lane whose bytes are `into`
+  size_t going GUARDED_BY(mutex) = 1;
+  bool over GUARDED_BY(mutex) = false;
 };
 
 struct Client::Sending {
@@ -128,7 +128,7 @@ Result<std::unique_ptr<Client>> Client::make(const Location& location) {
 
 uint64_t Client::pause_ms(int tries) {
   const double top = std::min(5'000.0, 50.0 * std::pow(2.0, std::min(tries, 10)));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return static_cast<uint64_t>(std::uniform_real_distribution<double>(top / 2, top)(random_));
 }
 
@@ -151,7 +151,7 @@ void Client::try_once(std::shared_ptr<const Command> command, uint64_t delay_ms,
 
 void Client::launch(std::shared_ptr<Try> each) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!pace_.admits(active_)) {
       Try& last = *each;
       last.waits = std::move(each);
@@ -177,14 +177,15 @@ void Client::begin(const std::shared_ptr<Try>& each) {
   race->begun_ns = Clock::real().now_ns() + delay_ms * 1'000'000;
   std::optional<uint64_t> usual;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     usual = pace_.usual_ns();
   }
   run(each, race, 0, delay_ms);
   if (!usual) return;
   http_->after(delay_ms + kHedgeFactor * *usual / 1'000'000 + 1, [this, each, race] {
     {
-      std::scoped_lock lock(race->mutex, mutex_);
+      MutexLock racing(race->mutex);
+      MutexLock lock(mutex_);
       if (race->over || race->landed || !pace_.take_hedge()) return;
       ++race->going;
     }
@@ -200,7 +201,7 @@ void Client::run(const std::shared_ptr<Try>& each, const std::shared_ptr<Race>& 
   const auto ticket =
       http_->send(std::move(request), [this, each, race, lane](net::HttpAnswer answer) {
         {
-          std::lock_guard lock(race->mutex);
+          MutexLock lock(race->mutex);
           --race->going;
           // An answer without bytes says nothing while the other may bring some.
           if (race->over || (race->landed ? *race->landed != lane : race->going > 0)) return;
@@ -208,7 +209,7 @@ void Client::run(const std::shared_ptr<Try>& each, const std::shared_ptr<Race>& 
         }
         came(each, std::move(answer));
       });
-  std::lock_guard lock(race->mutex);
+  MutexLock lock(race->mutex);
   race->tickets[lane] = ticket;
 }
 
@@ -216,14 +217,14 @@ void Client::run(const std::shared_ptr<Try>& each, const std::shared_ptr<Race>& 
 bool Client::lands(Race& race, size_t lane) {
   uint64_t wait = 0;
   {
-    std::lock_guard lock(race.mutex);
+    MutexLock lock(race.mutex);
     if (race.landed || race.over) return race.landed == lane;
     race.landed = lane;
     if (race.tickets[1 - lane] != 0) http_->cancel(race.tickets[1 - lane]);
     const uint64_t now = Clock::real().now_ns();
     wait = now - std::min(now, race.begun_ns);
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   pace_.waited(wait);
   return true;
 }
@@ -232,13 +233,13 @@ bool Client::lands(Race& race, size_t lane) {
 void Client::refresh_if_due() {
   const auto now = static_cast<int64_t>(std::time(nullptr));
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const int64_t expires = target_.credentials.expires_s;
     if (expires == 0 || now < expires - kRefreshBefore_s || now < refresh_at_s_) return;
     refresh_at_s_ = now + kRefreshPause_s;
   }
   const auto found = find_credentials();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (found) target_.credentials = *found;
 }
 
@@ -247,7 +248,7 @@ net::HttpRequest Client::sign(Try& each) {
   Target target;
   int64_t now = 0;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     target = target_;
     now = static_cast<int64_t>(std::time(nullptr)) + skew_s_;
     if (!each.was)
@@ -315,7 +316,7 @@ void Client::end(const std::shared_ptr<Try>& each, Reply reply) {
   const uint64_t now = Clock::real().now_ns();
   std::vector<std::shared_ptr<Try>> next;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (reply.verdict == Verdict::ok) pace_.well(now);
     if (reply.verdict == Verdict::later || reply.verdict == Verdict::lost) pace_.refused(now);
     --active_;
@@ -344,7 +345,7 @@ bool Client::see_to(Try& each, const Reply& reply) {
   if (reply.code == "RequestTimeTooSkewed" || bare) {
     const time_t theirs = curl_getdate(std::string(reply.answer.header("date")).c_str(), nullptr);
     const auto skew = static_cast<int64_t>(theirs) - static_cast<int64_t>(std::time(nullptr));
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (theirs == -1 || std::abs(skew - each.was->skew_s) < 60) return false;
     if (std::abs(skew - skew_s_) >= 60) {
       log().warn("the clock of {} is {} s from ours: requests are signed by it",
@@ -369,19 +370,19 @@ bool Client::may_have_expired(const Try& each, const Reply& reply) const {
 // one looks.
 bool Client::renew(const std::string& name) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (name_of(target_.credentials) != name) return true;
   }
   const auto found = find_credentials();
   if (!found || name_of(*found) == name) return false;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   target_.credentials = *found;
   return true;
 }
 
 // To another region, or another host that may have our signature and token.
 bool Client::redirect(const Signed& from, const Reply& reply) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (from.host != target_.endpoint.host || from.region != target_.region) return true;
   std::string region(reply.answer.header("x-amz-bucket-region"));
   if (region.empty()) region = reply.region;
@@ -533,7 +534,7 @@ void Client::tell_of_wait(const Error& why, uint64_t until_ns) {
   const uint64_t now = Clock::real().now_ns();
   if (now + patience_ns() < until_ns + kQuiet_ns || now > until_ns) return;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (told_at_ns_ != 0 && now - told_at_ns_ < kTellPause_ns) return;
     told_at_ns_ = now;
   }

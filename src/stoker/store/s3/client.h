@@ -7,12 +7,12 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
 
 #include "stoker/base/future.h"
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/io/scheduler.h"
 #include "stoker/net/http.h"
@@ -125,16 +125,16 @@ class Client {
   const Location location_;
   const std::string where_;
   const bool tls_;
-  mutable std::mutex mutex_;  // guards what follows
-  Target target_;
-  int64_t skew_s_ = 0;        // the server's clock before ours
-  int64_t refresh_at_s_ = 0;  // not before
-  Pace pace_;
-  size_t active_ = 0;        // requests in flight
-  uint64_t told_at_ns_ = 0;  // when the last wait was told of
+  mutable Mutex mutex_;
+  Target target_ GUARDED_BY(mutex_);
+  int64_t skew_s_ GUARDED_BY(mutex_) = 0;        // the server's clock before ours
+  int64_t refresh_at_s_ GUARDED_BY(mutex_) = 0;  // not before
+  Pace pace_ GUARDED_BY(mutex_);
+  size_t active_ GUARDED_BY(mutex_) = 0;        // requests in flight
+  uint64_t told_at_ns_ GUARDED_BY(mutex_) = 0;  // when the last wait was told of
   // Tries that came while enough were in flight. Empty in the end: who sends waits for the answer.
-  Scheduler waiting_;
-  std::mt19937_64 random_;
+  Scheduler waiting_ GUARDED_BY(mutex_);
+  std::mt19937_64 random_ GUARDED_BY(mutex_);
   Pool finder_{1};                   // looks for credentials, for requests that are not done before
   std::unique_ptr<net::Http> http_;  // the last member: its thread uses the others
 };

@@ -52,7 +52,10 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
 
   Future<void> start() {
     Future<void> future = promise_.future();
-    left_ = (into_.size + kRangeBytes - 1) / kRangeBytes;
+    {
+      MutexLock lock(mutex_);
+      left_ = left_at_start();
+    }
     for (uint64_t at = 0; at < into_.size; at += kRangeBytes)
       fetch({at, std::min(kRangeBytes, into_.size - at)}, 0);
     return future;
@@ -78,7 +81,7 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
     command.deadline_ns = deadline_ns_;
     command.hedged = true;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (!etag_.empty()) command.headers.emplace_back("if-match", etag_);
     }
     store_.client_->try_once(
@@ -161,7 +164,7 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
                         kWhere);
     // How the server wants the tag in If-Match is not known here: its answer is compared instead.
     if (!tag_.empty() && tag_of_etag(etag) != tag_) return replaced();
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!known_) {
       known_ = true;
       etag_ = etag;
@@ -190,13 +193,13 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
   void end(const Status& status) {
     std::optional<Status> all;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (!status && !failed_) failed_ = status.error();
       if (--left_ == 0) all = failed_ ? Status(*failed_) : Status();
     }
     if (!all) return;
     promise_.complete(std::move(*all));
-    std::lock_guard lock(store_.idle_mutex_);
+    MutexLock lock(store_.idle_mutex_);
     --store_.reading_;
     store_.idle_.notify_all();
   }
@@ -209,10 +212,10 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
   const uint64_t deadline_ns_;
   const std::string tag_;  // that the object must have; empty: any
   Promise<void> promise_;
-  std::mutex mutex_;  // guards what follows
-  size_t left_ = 0;
-  bool known_ = false;  // what the first answer says
-  std::string etag_;
+  Mutex mutex_;
+  size_t left_ GUARDED_BY(mutex_) = 0;
+  bool known_ GUARDED_BY(mutex_) = false;  // what the first answer says
+  std::string etag_ GUARDED_BY(mutex_);
   uint64_t total_ = 0;
   std::optional<Error> failed_;
 };

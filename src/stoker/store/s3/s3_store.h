@@ -6,16 +6,15 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/blocking_io.h"
@@ -42,18 +41,19 @@ struct Part {
 struct Staged : OneObject {
   Staged();
 
-  // Guarded by `mutex`, too. What is pending are parts.
-  std::condition_variable part_ended;
+  // What is pending are parts.
+  CondVar part_ended;
+  // Writes that are held back while too many parts are on their way.
+  std::vector<Promise<void>> waiting GUARDED_BY(mutex);
+  // Guarded as the key is. What names the upload stays as it is once it is begun.
   uint64_t part_bytes = 0;
   std::map<size_t, Part> parts;  // 0 alone: one PUT
-  // Writes that are held back while too many parts are on their way.
-  std::vector<Promise<void>> waiting;
-  std::string upload;   // id; empty: not begun
-  bool checks = false;  // the server said that it checks the CRC32C of its parts
-  std::string attempt;  // of this commit
+  std::string upload;            // id; empty: not begun
+  bool checks = false;           // the server said that it checks the CRC32C of its parts
+  std::string attempt;           // of this commit
   Priority priority = Priority::write_back;  // of the last write
 
-  std::mutex upload_mutex;  // held while it is begun; taken before `mutex`
+  Mutex upload_mutex;  // held while it is begun; taken before `mutex`
 };
 using StagedPtr = std::shared_ptr<Staged>;
 
@@ -104,12 +104,14 @@ class S3Store final : public Store, public TaggedReads {
   Result<ObjectInfo> head(std::string_view key, std::string* attempt) const;
 
   // write.cc
-  Status write_locked(const StagedPtr& staged, uint64_t offset, Slice from,
-                      std::unique_lock<std::mutex>& lock);
+  Status write_locked(const StagedPtr& staged, uint64_t offset, Slice from, MutexLock& lock)
+      REQUIRES(staged->mutex) NO_THREAD_SAFETY_ANALYSIS;
   Result<Part> memory_for(uint64_t bytes);
   void spare(Part sent);
-  Result<Part*> part_of(Staged& staged, size_t index, std::unique_lock<std::mutex>& lock);
-  void send_part(const StagedPtr& staged, size_t index);
+  // Lets go of the mutex while it waits for room.
+  Result<Part*> part_of(Staged& staged, size_t index, MutexLock& lock)
+      REQUIRES(staged.mutex) NO_THREAD_SAFETY_ANALYSIS;
+  void send_part(const StagedPtr& staged, size_t index) REQUIRES(staged->mutex);
   Status send_part_now(Staged& staged, size_t index, const Part& part);
   Status begin_upload(Staged& staged);
   struct Upload {
@@ -136,21 +138,22 @@ class S3Store final : public Store, public TaggedReads {
   const Location location_;
   const Runtime runtime_;
   const bool read_only_;
-  mutable std::mutex probe_mutex_;  // held while it is probed; guards
-  mutable Match conditions_ = Match::unknown;
-  mutable std::optional<bool> uploads_ignore_;  // conditions, once it was asked
+  mutable Mutex probe_mutex_;  // held while it is probed
+  mutable Match conditions_ GUARDED_BY(probe_mutex_) = Match::unknown;
+  // conditions, once it was asked
+  mutable std::optional<bool> uploads_ignore_ GUARDED_BY(probe_mutex_);
   std::atomic<uint64_t> commits_{0};
-  std::mutex spare_mutex_;
-  size_t open_ = 0;  // transactions; this and the next guarded by spare_mutex_
+  Mutex spare_mutex_;
+  size_t open_ GUARDED_BY(spare_mutex_) = 0;  // transactions
   // Memory of parts that were sent, for the next ones: fresh pages cost more than what is copied
   // to them. Kept while a transaction is open.
-  std::vector<Part> spare_;
-  std::mutex left_mutex_;
-  // Uploads (key, id) that could not be aborted; guarded by left_mutex_.
-  std::vector<std::pair<std::string, std::string>> left_;
+  std::vector<Part> spare_ GUARDED_BY(spare_mutex_);
+  Mutex left_mutex_;
+  // Uploads (key, id) that could not be aborted.
+  std::vector<std::pair<std::string, std::string>> left_ GUARDED_BY(left_mutex_);
   std::atomic<size_t> reading_{0};
-  std::mutex idle_mutex_;
-  std::condition_variable idle_;
+  Mutex idle_mutex_;
+  CondVar idle_;
   const std::unique_ptr<Client> client_;
   Uploads uploads_;
   std::optional<Pool> workers_{std::in_place, 8};  // the last member: its jobs use the others

@@ -95,7 +95,7 @@ S3Store::S3Store(Location location, std::unique_ptr<Client> client, const Runtim
 
 S3Store::~S3Store() {
   {
-    std::unique_lock lock(idle_mutex_);
+    MutexLock lock(idle_mutex_);
     idle_.wait(lock, [this] { return reading_ == 0; });
   }
   workers_.reset();  // they abort uploads
@@ -118,7 +118,7 @@ Features S3Store::features() const {
 
 // Probed once; a probe that nobody answered is made again.
 Result<S3Store::Match> S3Store::conditions() const {
-  std::lock_guard lock(probe_mutex_);
+  MutexLock lock(probe_mutex_);
   if (conditions_ == Match::unknown) {
     STOKER_ASSIGN(conditions_, probe_conditions());
   }

@@ -79,13 +79,13 @@ Uploads::~Uploads() {
 }
 
 void Uploads::begun(std::string_view key, std::string_view id) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   going_.emplace(id, key);
   append("begun " + uri_encode(id, false) + " " + uri_encode(key, true) + "\n");
 }
 
 void Uploads::ended(std::string_view id) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = going_.find(id);
   if (at == going_.end()) return;
   going_.erase(at);

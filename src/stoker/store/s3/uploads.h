@@ -4,11 +4,11 @@
 
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 
 #include "stoker/base/fd.h"
+#include "stoker/base/mutex.h"
 
 namespace stoker::s3 {
 
@@ -27,15 +27,15 @@ class Uploads {
   void sweep(const std::function<bool(const std::string& key, const std::string& id)>& end) const;
 
  private:
-  void append(const std::string& line);  // with the mutex
-  bool make_file();                      // with the mutex
+  void append(const std::string& line) REQUIRES(mutex_);
+  bool make_file() REQUIRES(mutex_);
 
   const std::string folder_, bucket_;
-  std::mutex mutex_;                                       // guards what follows
-  std::map<std::string, std::string, std::less<>> going_;  // id -> key
-  Fd file_;                                                // locked; none before the first upload
-  std::string path_;
-  bool failed_ = false;  // said once
+  Mutex mutex_;
+  std::map<std::string, std::string, std::less<>> going_ GUARDED_BY(mutex_);  // id -> key
+  Fd file_ GUARDED_BY(mutex_);  // locked; none before the first upload
+  std::string path_ GUARDED_BY(mutex_);
+  bool failed_ GUARDED_BY(mutex_) = false;  // said once
 };
 
 }  // namespace stoker::s3

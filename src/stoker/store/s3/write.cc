@@ -104,7 +104,7 @@ bool is_printable(std::string_view text) {
 Staged::Staged() : OneObject(kStore) {}
 
 Status S3Store::resize(Staged& staged, std::string_view key, uint64_t bytes, uint32_t chunk_bytes) {
-  std::lock_guard lock(staged.mutex);
+  MutexLock lock(staged.mutex);
   STOKER_TRY(check_key(location_, key));
   STOKER_TRY(staged.check_open(key));
   STOKER_TRY(staged.check_chunk(chunk_bytes));
@@ -130,8 +130,8 @@ Status S3Store::resize(Staged& staged, std::string_view key, uint64_t bytes, uin
 
 Future<void> S3Store::write(const StagedPtr& staged, std::string_view key, uint64_t offset,
                             Slice from, Priority priority) {
-  std::unique_lock lock(staged->mutex);
-  const Status written = [&]() -> Status {
+  MutexLock lock(staged->mutex);
+  const Status written = [&]() REQUIRES(staged->mutex) -> Status {
     STOKER_TRY(check_key(location_, key));
     STOKER_TRY(staged->check_open(key));
     STOKER_TRY(staged->check_write(key, offset, from.size, [&] {
@@ -151,9 +151,8 @@ Future<void> S3Store::write(const StagedPtr& staged, std::string_view key, uint6
   return Status();
 }
 
-// With the mutex.
 Status S3Store::write_locked(const StagedPtr& staged, uint64_t offset, Slice from,
-                             std::unique_lock<std::mutex>& lock) {
+                             MutexLock& lock) {
   for (size_t moved = 0; moved < from.size;) {
     const uint64_t at = offset + moved;
     const size_t index = at / staged->part_bytes;
@@ -171,7 +170,7 @@ Status S3Store::write_locked(const StagedPtr& staged, uint64_t offset, Slice fro
 
 // Memory that was used before may be up to twice as large.
 Result<Part> S3Store::memory_for(uint64_t bytes) {
-  std::lock_guard lock(spare_mutex_);
+  MutexLock lock(spare_mutex_);
   const auto fits = [bytes](const Part& each) {
     return each.bytes.size() >= bytes && each.bytes.size() <= 2 * bytes;
   };
@@ -197,23 +196,22 @@ void S3Store::spare(Part sent) {
   Part memory;
   memory.bytes = std::move(sent.bytes);
   memory.grant = std::move(sent.grant);
-  std::lock_guard lock(spare_mutex_);
+  MutexLock lock(spare_mutex_);
   if (open_ > 0 && spare_.size() < kSpareMax && memory.bytes.size() >= kSpareBytes)
     spare_.push_back(std::move(memory));
 }
 
 void S3Store::opened() {
-  std::lock_guard lock(spare_mutex_);
+  MutexLock lock(spare_mutex_);
   ++open_;
 }
 
 void S3Store::closed() {
-  std::lock_guard lock(spare_mutex_);
+  MutexLock lock(spare_mutex_);
   if (--open_ == 0) spare_.clear();
 }
 
-// With the mutex, which it lets go while it waits for room.
-Result<Part*> S3Store::part_of(Staged& staged, size_t index, std::unique_lock<std::mutex>& lock) {
+Result<Part*> S3Store::part_of(Staged& staged, size_t index, MutexLock& lock) {
   const uint64_t bytes = std::min(staged.part_bytes, staged.bytes - index * staged.part_bytes);
   for (;;) {
     if (const auto at = staged.parts.find(index); at != staged.parts.end()) {
@@ -246,7 +244,7 @@ void fill_gaps(const Part& part, uint64_t bytes) {
   std::memset(part.bytes.data() + at, 0, bytes - at);
 }
 
-// With the mutex. From here on the bytes are the job's.
+// From here on the bytes are the job's.
 void S3Store::send_part(const StagedPtr& staged, size_t index) {
   Part& part = staged->parts[index];
   part.sent = true;
@@ -265,7 +263,7 @@ void S3Store::send_part(const StagedPtr& staged, size_t index) {
 
 Status S3Store::send_part_now(Staged& staged, size_t index, const Part& part) {
   {
-    std::lock_guard lock(staged.mutex);
+    MutexLock lock(staged.mutex);
     if (staged.failed) return *staged.failed;
   }
   STOKER_TRY(begin_upload(staged));
@@ -283,7 +281,7 @@ Status S3Store::send_part_now(Staged& staged, size_t index, const Part& part) {
   command.sha256 = staged.checks && client_->tls() ? kUnsigned : sha256_hex(body.data, body.size);
   const Reply reply = *client_->send(std::move(command)).wait();
   if (reply.error) return reply.error->with("part " + std::to_string(index + 1));
-  std::lock_guard lock(staged.mutex);
+  MutexLock lock(staged.mutex);
   staged.parts[index].crc32c = crc;
   staged.parts[index].etag = reply.answer.header("etag");
   if (!staged.parts[index].etag.empty()) return {};
@@ -291,11 +289,11 @@ Status S3Store::send_part_now(Staged& staged, size_t index, const Part& part) {
 }
 
 Status S3Store::begin_upload(Staged& staged) {
-  std::lock_guard beginning(staged.upload_mutex);
+  MutexLock beginning(staged.upload_mutex);
   if (!staged.upload.empty()) return {};
   STOKER_ASSIGN(const Upload begun, new_upload(whole(staged.key), staged.attempt));
   uploads_.begun(whole(staged.key), begun.id);
-  std::lock_guard lock(staged.mutex);
+  MutexLock lock(staged.mutex);
   staged.upload = begun.id;
   staged.checks = begun.checks;
   return {};
@@ -321,7 +319,7 @@ void S3Store::part_ended(const StagedPtr& staged, const Status& status) {
   std::function<void()> then;
   std::vector<Promise<void>> free;
   {
-    std::lock_guard lock(staged->mutex);
+    MutexLock lock(staged->mutex);
     then = staged->ended(status);
     staged->part_ended.notify_all();
     if (staged->pending <= kPartsAhead) free.swap(staged->waiting);
@@ -331,7 +329,7 @@ void S3Store::part_ended(const StagedPtr& staged, const Status& status) {
 }
 
 Status S3Store::remove(Staged& staged, std::string_view key) {
-  std::lock_guard lock(staged.mutex);
+  MutexLock lock(staged.mutex);
   STOKER_TRY(check_key(location_, key));
   STOKER_TRY(staged.check_open(key));
   if (staged.removed)
@@ -352,7 +350,7 @@ Status S3Store::remove(Staged& staged, std::string_view key) {
 }
 
 Status S3Store::require(Staged& staged, std::string_view key, std::string_view tag) {
-  std::lock_guard lock(staged.mutex);
+  MutexLock lock(staged.mutex);
   STOKER_TRY(check_key(location_, key));
   STOKER_TRY(staged.check_open(key));
   STOKER_ASSIGN(const Match conditional, conditions());
@@ -367,7 +365,7 @@ Status S3Store::require(Staged& staged, std::string_view key, std::string_view t
 }
 
 Future<Version> S3Store::commit(const StagedPtr& staged) {
-  std::unique_lock lock(staged->mutex);
+  MutexLock lock(staged->mutex);
   if (const Status open = staged->finish(); !open) return open.error();
   if (staged->touched && !staged->removed && staged->bytes > kPartBytes && !staged->failed &&
       !staged->required) {
@@ -388,7 +386,7 @@ Future<Version> S3Store::commit(const StagedPtr& staged) {
 }
 
 void S3Store::abandon(const StagedPtr& staged) {
-  std::lock_guard lock(staged->mutex);
+  MutexLock lock(staged->mutex);
   if (staged->done) return;
   staged->done = true;
   if (!staged->failed)
@@ -438,7 +436,7 @@ Status S3Store::put_whole(Staged& staged) {
   Command command{.method = "PUT", .key = whole(staged.key)};
   command.headers = {{std::string(kAttemptHeader), staged.attempt}};
   if (staged.bytes > 0) {
-    std::unique_lock lock(staged.mutex);
+    MutexLock lock(staged.mutex);
     STOKER_ASSIGN(const Part* part, part_of(staged, 0, lock));
     fill_gaps(*part, staged.bytes);
     command.body = part->bytes.slice().sub(0, staged.bytes);
@@ -536,7 +534,7 @@ void S3Store::abort_upload(Staged& staged) {
     uploads_.ended(staged.upload);
     return;
   }
-  std::lock_guard lock(left_mutex_);
+  MutexLock lock(left_mutex_);
   left_.emplace_back(whole(staged.key), staged.upload);
 }
 
@@ -588,7 +586,7 @@ Result<S3Store::Match> S3Store::probe_conditions() const {
 // Whether an upload takes the place of an object under If-None-Match. Asked apart from PUT: there
 // are servers that know the one and not the other. What nobody answered is no reason to say so.
 bool S3Store::uploads_ignore_conditions() const {
-  std::lock_guard lock(probe_mutex_);
+  MutexLock lock(probe_mutex_);
   if (!uploads_ignore_) {
     const std::string key = location_.prefix + ".stoker-probe-" + random_id();
     const Reply put = *client_->send({.method = "PUT", .key = key, .text = "probe"}).wait();
