@@ -26,7 +26,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kWhere = "cli/bench_cache";
 constexpr std::array<double, 3> kShares = {0.2, 0.5, 0.9};
 constexpr double kEpochsGoal = 1.02, kBeladyGoal = 1.05;
 constexpr uint64_t kObjects = 16;
@@ -106,7 +105,7 @@ class RealRun {
   Status run(Json& rows) {
     std::error_code error;
     fs::create_directories(root_, error);
-    if (error) return errno_error(error.value(), "cannot make the folder '" + root_ + "'", kWhere);
+    if (error) return fail(error.value(), "cannot make the folder '{}'", root_);
     STOKER_TRY(put());
     const std::array<CacheTrace, 3> traces = {epochs_trace(shape_, kItemsABlock),
                                               windows_trace(shape_), mixture_trace(shape_)};
@@ -181,7 +180,7 @@ class RealRun {
       run.fetched.push_back(store->info().cache->fetched_bytes - before);
     }
     const CacheInfo info = *store->info().cache;
-    if (!info.off.empty()) return make_error(Code::io, info.off, kWhere);
+    if (!info.off.empty()) return fail(Code::io, "{}", info.off);
     run.admitted = info.admitted_bytes;
     store.reset();  // writes what is gathered
     run.written = owner_.loop().counters().written_bytes.get() - written;
@@ -217,10 +216,8 @@ class RealRun {
       uint64_t word = 0;
       std::memcpy(&word, into.data + inside, sizeof word);
       if (word != word_at(at + inside))
-        return make_error(Code::corruption,
-                          "the cache gave a wrong byte at " + std::to_string(at + inside) +
-                              " of the set; report this",
-                          kWhere);
+        return fail(Code::corruption, "the cache gave a wrong byte at {} of the set; report this",
+                    at + inside);
     }
     return {};
   }
@@ -246,10 +243,9 @@ Status run(const CacheBenchArguments& arguments) {
   STOKER_ASSIGN(const uint64_t block, parse_bytes(arguments.block));
   if (block < 64 * kKiB || block > 8 * kMiB || bytes % (kObjects * block) != 0 ||
       bytes / block < 64)
-    return make_error(Code::invalid_argument,
-                      "--size is a multiple of 16 blocks, and 64 of them at least; a block has 64 "
-                      "KiB to 8 MiB",
-                      kWhere);
+    return fail(
+        Code::invalid_argument,
+        "--size is a multiple of 16 blocks, and 64 of them at least; a block has 64 KiB to 8 MiB");
   const TraceShape simulated{.blocks = arguments.blocks / kObjects * kObjects,
                              .block_bytes = static_cast<uint32_t>(kMiB),
                              .objects = kObjects,
@@ -312,7 +308,7 @@ void add_bench_cache(CLI::App& bench, ExitStatus& status) {
       ->check(whole(1, 256));
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

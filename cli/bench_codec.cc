@@ -135,10 +135,9 @@ class Bench {
     same = same && stripe_bytes() != coded;
     isal_delta(0);
     if (same && stripe_bytes() == coded) return {};
-    return make_error(
+    return fail(
         Code::mismatch,
-        "our results differ from those of plain ISA-L calls: this build is broken, run the tests",
-        "cli/bench_codec");
+        "our results differ from those of plain ISA-L calls: this build is broken, run the tests");
   }
 
   // What encoding with checksums cannot pass while one follows the other: both alone, on one block
@@ -312,20 +311,18 @@ Result<Json> run_bench(const BenchArguments& arguments) {
   STOKER_ASSIGN(const uint64_t bytes, parse_bytes(arguments.memory));
   const uint64_t stripe_bytes = chunk_bytes * static_cast<uint64_t>(code.k() + code.m());
   if (chunk_bytes < 64 || chunk_bytes > kGiB || bytes / 2 < stripe_bytes) {
-    return make_error(
-        Code::invalid_argument,
-        "chunks of " + human_bytes(chunk_bytes) + " in " + human_bytes(bytes) +
-            " of memory: a chunk has 64 bytes to 1 GiB, and there must be room for two stripes",
-        "cli/bench_codec");
+    return fail(Code::invalid_argument,
+                "chunks of {} in {} of memory: a chunk has 64 bytes to 1 GiB, and there must be "
+                "room for two stripes",
+                human_bytes(chunk_bytes), human_bytes(bytes));
   }
   // Touching more than there is would end this process, or another.
   const uint64_t machine_bytes = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                                  static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
   if (bytes > machine_bytes / 2) {
-    return make_error(Code::over_budget,
-                      human_bytes(bytes) + " is more than half of this machine's memory (" +
-                          human_bytes(machine_bytes) + "): give a smaller --memory",
-                      "cli/bench_codec");
+    return fail(Code::over_budget,
+                "{} is more than half of this machine's memory ({}): give a smaller --memory",
+                human_bytes(bytes), human_bytes(machine_bytes));
   }
   Budget budget(align_up(bytes, 2 * kMiB));
   STOKER_ASSIGN(const auto arena, Arena::make(bytes, budget));
@@ -402,7 +399,7 @@ void add_bench_codec(CLI::App& bench, ExitStatus& status) {
   command->callback([arguments, &status] {
     const auto json = run_bench(*arguments);
     if (!json)
-      fail(status, json.error());
+      tell(status, json.error());
     else if (arguments->json)
       std::printf("%s\n", json->dump(2).c_str());
     else

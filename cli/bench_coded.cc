@@ -172,9 +172,7 @@ class CodedFolder {
   Result<std::unique_ptr<coded::CodedStore>> lose_one() const {
     std::error_code error;
     fs::remove_all(plan_.paths[0], error);
-    if (error)
-      return errno_error(error.value(), "cannot remove '" + plan_.paths[0] + "'",
-                         "cli/bench_coded");
+    if (error) return fail(error.value(), "cannot remove '{}'", plan_.paths[0]);
     StoreOptions options;
     options.same_disk = true;
     options.replace = {plan_.paths[0]};
@@ -188,9 +186,7 @@ class CodedFolder {
       const std::string away = plan_.paths[i] + ".away";
       std::error_code error;
       fs::rename(hidden ? plan_.paths[i] : away, hidden ? away : plan_.paths[i], error);
-      if (error)
-        return errno_error(error.value(), "cannot rename '" + plan_.paths[i] + "'",
-                           "cli/bench_coded");
+      if (error) return fail(error.value(), "cannot rename '{}'", plan_.paths[i]);
     }
     return {};
   }
@@ -343,7 +339,7 @@ class Bench {
     fs::remove_all(root_, error);
     fs::create_directories(root_ + "/plain", error);
     if (!error) return {};
-    return errno_error(error.value(), "cannot make the folder '" + root_ + "'", "cli/bench_coded");
+    return fail(error.value(), "cannot make the folder '{}'", root_);
   }
 
   // Both, in the order of this round. `coded` tells how many bytes it moved.
@@ -572,8 +568,7 @@ void print_table(const Json& json) {
 Status run(const CodedBenchArguments& arguments) {
   STOKER_ASSIGN(const uint64_t bytes, parse_bytes(arguments.size));
   if (bytes < kCommitBytes || bytes % kPieceBytes != 0)
-    return make_error(Code::invalid_argument, "--size is a multiple of 8 MiB, and 64 MiB at least",
-                      "cli/bench_coded");
+    return fail(Code::invalid_argument, "--size is a multiple of 8 MiB, and 64 MiB at least");
   STOKER_ASSIGN(const auto owner, RuntimeOwner::make());
   STOKER_ASSIGN(const auto arena, Arena::make(kMemoryBytes, owner->budget()));
   STOKER_TRY(owner->loop().adopt(*arena));
@@ -629,7 +624,7 @@ void add_bench_coded(CLI::App& bench, ExitStatus& status) {
       ->check(whole(1, uint64_t{1} << 32));
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

@@ -94,7 +94,7 @@ class Bench {
     // other's work.
     for (int i = 0; i <= arguments_.repetitions; ++i) {
       for (const bool mine : {i % 2 == 0, i % 2 != 0}) {
-        if (interrupted != 0) return make_error(Code::cancelled, "interrupted", "cli/bench_io");
+        if (interrupted != 0) return fail(Code::cancelled, "interrupted");
         STOKER_TRY(mine ? run_ours(load, ours) : run_peer(load, fio));
       }
       if (i == 0) ours = fio = {};
@@ -113,10 +113,9 @@ class Bench {
   }
   Status run_peer(const Load& load, Samples& samples) {
     if (pages_ != nullptr && !pages_->provide(peer_pages(arguments_))) {
-      return make_error(Code::over_budget,
-                        "other programs took the 2 MiB pages that fio needs; run the benchmark "
-                        "again when the machine is quiet",
-                        "cli/bench_io");
+      return fail(Code::over_budget,
+                  "other programs took the 2 MiB pages that fio needs; run the benchmark again "
+                  "when the machine is quiet");
     }
     STOKER_ASSIGN(const FioResult result, run_fio(path_, load, pages_ != nullptr));
     samples.add(result.bytes_per_second, result.cpu_seconds, result.bytes);
@@ -233,7 +232,7 @@ void run(const BenchArguments& arguments, ExitStatus& status) {
   sigaction(SIGTERM, &action, nullptr);
   const auto json = run_bench(arguments);
   if (!json) {
-    fail(status, json.error());
+    tell(status, json.error());
     if (interrupted != 0) status.code = 128 + interrupted;
   } else if (arguments.json) {
     std::printf("%s\n", json->dump(2).c_str());

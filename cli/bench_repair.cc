@@ -126,9 +126,8 @@ class RepairBench {
     }
     std::sort(waited.begin(), waited.end());
     if (waited.empty())
-      return make_error(Code::invalid_argument,
-                        "the repair was over before the first update: give more bytes",
-                        "cli/bench_repair");
+      return fail(Code::invalid_argument,
+                  "the repair was over before the first update: give more bytes");
     row.p50_us = waited[waited.size() / 2];
     row.p99_us = waited[waited.size() * 99 / 100];
     row.p999_us = waited[waited.size() * 999 / 1000];
@@ -147,8 +146,7 @@ class RepairBench {
 
 Status run(const RepairBenchArguments& arguments) {
   STOKER_ASSIGN(const uint64_t bytes, parse_bytes(arguments.size));
-  if (bytes < 8 * kMiB)
-    return make_error(Code::invalid_argument, "the store needs 8 MiB at least", "cli/bench_repair");
+  if (bytes < 8 * kMiB) return fail(Code::invalid_argument, "the store needs 8 MiB at least");
   std::vector<uint64_t> rates;
   for (const std::string& text : arguments.rates) {
     STOKER_ASSIGN(const uint64_t rate, parse_bytes(text));
@@ -221,7 +219,7 @@ void add_bench_repair(CLI::App& bench, ExitStatus& status) {
       ->check(number(0.1, 600.0));
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

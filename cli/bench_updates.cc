@@ -81,8 +81,7 @@ class PlainTarget final : public UpdateTarget {
 
  private:
   Error failed(const char* what) const {
-    return errno_error(errno, std::string("cannot ") + what + " a file in '" + folder_ + "'",
-                       "cli/bench_updates");
+    return fail(errno, "cannot {} a file in '{}'", what, folder_);
   }
   Status write_all(int file, uint64_t offset, std::span<const std::byte> bytes) const {
     for (size_t moved = 0; moved < bytes.size();) {
@@ -174,9 +173,8 @@ Result<UpdateRun> run_updates(UpdateTarget& target, size_t writers, size_t objec
   run.updates = shared.waited.size();
   run.bytes = shared.bytes;
   if (shared.waited.empty())
-    return make_error(Code::invalid_argument,
-                      "there was no update to time: give more seconds, or a trace with writes",
-                      "cli/bench_updates");
+    return fail(Code::invalid_argument,
+                "there was no update to time: give more seconds, or a trace with writes");
   std::sort(shared.waited.begin(), shared.waited.end());
   run.p50_us = shared.waited[shared.waited.size() / 2];
   run.p99_us = shared.waited[shared.waited.size() * 99 / 100];

@@ -40,7 +40,7 @@ CLI::Validator named() {
       ""};
 }
 
-void fail(ExitStatus& status, const Error& error) {
+void tell(ExitStatus& status, const Error& error) {
   std::fprintf(stderr, "stoker: %s\n", printable(error.message()).c_str());
   status.code = 1;
 }

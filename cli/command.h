@@ -31,7 +31,7 @@ CLI::Validator number(double least, double most);
 CLI::Validator named();
 
 // Prints "stoker: <sentence>" on stderr and sets the status to 1.
-void fail(ExitStatus& status, const Error& error);
+void tell(ExitStatus& status, const Error& error);
 
 // Outlive the parse: `app` and `status` are referred to by the callbacks.
 void add_probe(CLI::App& app, ExitStatus& status);

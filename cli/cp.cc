@@ -21,7 +21,6 @@
 namespace stoker::cli {
 namespace {
 
-constexpr const char* kWhere = "cli/cp";
 constexpr uint64_t kPieceBytes = 8 * kMiB;
 constexpr size_t kPieces = 4;  // of an object under way at once
 constexpr size_t kThreadsMax = 64;
@@ -95,11 +94,10 @@ class Copy {
                  static_cast<unsigned long long>(counts_.objects),
                  human_bytes(counts_.bytes).c_str(), static_cast<unsigned long long>(counts_.kept));
     if (counts_.failed == 0) return {};
-    return make_error(last_code_,
-                      std::to_string(counts_.failed) + " of " + std::to_string(objects_.size()) +
-                          " objects could not be copied; all others are there, and the same "
-                          "command goes on from here",
-                      kWhere);
+    return fail(last_code_,
+                "{} of {} objects could not be copied; all others are there, and the same command "
+                "goes on from here",
+                counts_.failed, objects_.size());
   }
 
  private:
@@ -149,16 +147,15 @@ class Copy {
     }));
     const auto now = from_.stat(object.key);
     if (!now || now->tag != object.tag)
-      return make_error(Code::conflict,
-                        "it was changed while it was copied; nothing was written, copy it again",
-                        kWhere);
+      return fail(Code::conflict,
+                  "it was changed while it was copied; nothing was written, copy it again");
     if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
     change.reset();
     STOKER_ASSIGN(const ObjectInfo made, to_.stat(object.key));
     STOKER_ASSIGN(const uint32_t read_back, checksum(to_, made, memory));
     if (made.bytes != object.bytes || read_back != crc)
-      return make_error(Code::corruption,
-                        "what is in the other store now differs from what was sent there", kWhere);
+      return fail(Code::corruption,
+                  "what is in the other store now differs from what was sent there");
     ++counts_.objects;
     counts_.bytes += object.bytes;
     return {};
@@ -189,7 +186,7 @@ class Copy {
 
 Status run(const CpArguments& arguments) {
   if (arguments.from == arguments.to)
-    return make_error(Code::invalid_argument, "FROM and TO are the same store", kWhere);
+    return fail(Code::invalid_argument, "FROM and TO are the same store");
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
   StoreOptions source;
   source.read_only = true;
@@ -235,7 +232,7 @@ void add_cp(CLI::App& app, ExitStatus& status) {
       "What TO has beside them stays. Exit status: 0 all objects of FROM are in TO, 1 something "
       "failed.");
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

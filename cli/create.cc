@@ -45,16 +45,13 @@ Status run(const CreateArguments& arguments) {
   STOKER_ASSIGN(const uint64_t capacity, parse_bytes(arguments.capacity));
   STOKER_ASSIGN(const uint64_t chunk, parse_bytes(arguments.chunk));
   if (capacity == 0)
-    return make_error(Code::invalid_argument, "a store of 0 bytes holds nothing; give --capacity",
-                      "cli/create");
+    return fail(Code::invalid_argument, "a store of 0 bytes holds nothing; give --capacity");
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
   StoreOptions options;
   options.holder = "stoker create";
   options.read_only = true;
   const auto there = open_store(arguments.store, runtime->runtime(), options);
-  if (there)
-    return make_error(Code::already_exists, "there is a store at '" + arguments.store + "' already",
-                      "cli/create");
+  if (there) return fail(Code::already_exists, "there is a store at '{}' already", arguments.store);
   const bool other = there.error().code == Code::mismatch;
   if (there.error().code != Code::not_found && !(other && arguments.overwrite))
     return there.error();
@@ -107,7 +104,7 @@ void add_create(CLI::App& app, ExitStatus& status) {
       "objects end within a stripe, checksums, logs, and tables for the objects. Exit status: 0 "
       "made, 1 not.");
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

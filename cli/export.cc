@@ -29,9 +29,7 @@ struct ExportArguments {
   std::string store, key, target, snapshot;
 };
 
-Error file_error(const std::string& path) {
-  return errno_error(errno, "cannot write '" + path + "'", "cli/export");
-}
+Error file_error(const std::string& path) { return fail(errno, "cannot write '{}'", path); }
 
 Status write_all(int fd, const std::byte* data, size_t bytes, const std::string& path) {
   for (size_t moved = 0; moved < bytes;) {
@@ -51,26 +49,22 @@ Result<std::string> file_named(const std::string& path) {
   const bool link = fs::is_symlink(fs::symlink_status(path, error));
   if (link && fs::is_regular_file(there)) {
     const fs::path real = fs::canonical(path, error);
-    if (error) return errno_error(error.value(), "cannot follow '" + path + "'", "cli/export");
+    if (error) return fail(error.value(), "cannot follow '{}'", path);
     return real.string();
   }
   if (fs::is_regular_file(there) || (!fs::exists(there) && !link)) return path;
-  return make_error(Code::invalid_argument,
-                    "'" + path +
-                        (link && !fs::exists(there) ? "' is a link that leads nowhere"
-                                                    : "' is there and is no plain file") +
-                        "; name another",
-                    "cli/export");
+  return fail(Code::invalid_argument, "'{}{}; name another", path,
+              link && !fs::exists(there) ? "' is a link that leads nowhere"
+                                         : "' is there and is no plain file");
 }
 
 // Its pieces were read one after the other: another writer may have replaced it meanwhile.
 Status still_the_same(Store& store, const ObjectInfo& object, const std::string& snapshot) {
   const auto now = store.stat(object.key, snapshot);
   if (now && now->tag == object.tag) return {};
-  return make_error(Code::conflict,
-                    "'" + object.key +
-                        "' was changed while it was exported; no file was written, export it again",
-                    "cli/export");
+  return fail(Code::conflict,
+              "'{}' was changed while it was exported; no file was written, export it again",
+              object.key);
 }
 
 // A file of our own beside `path`, whatever else stands there: two of us may write one file at
@@ -113,18 +107,14 @@ Result<std::string> path_below(const fs::path& folder, const std::string& key) {
   const fs::path relative = fs::path(key).lexically_normal();
   if (relative.empty() || relative.is_absolute() || *relative.begin() == ".." || relative == "." ||
       key.find('\0') != std::string::npos || !relative.has_filename()) {
-    return make_error(
-        Code::invalid_argument,
-        "the key '" + key + "' makes no file name below a folder; export it alone, into a file",
-        "cli/export");
+    return fail(Code::invalid_argument,
+                "the key '{}' makes no file name below a folder; export it alone, into a file",
+                key);
   }
   const fs::path path = folder / relative;
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
-  if (error)
-    return errno_error(error.value(),
-                       "cannot make the folder '" + path.parent_path().string() + "'",
-                       "cli/export");
+  if (error) return fail(error.value(), "cannot make the folder '{}'", path.parent_path().string());
   return path.string();
 }
 
@@ -138,10 +128,9 @@ Status export_prefix(Store& store, const std::vector<ObjectInfo>& objects,
     const auto path = path_below(arguments.target, object.key);
     Status done = path ? Status() : Status(path.error());
     if (done && !written.insert(*path).second) {  // "a//b" and "a/b", say
-      done = make_error(
-          Code::already_exists,
-          "another object of this prefix makes the same file; export it alone, into another",
-          "cli/export");
+      done =
+          fail(Code::already_exists,
+               "another object of this prefix makes the same file; export it alone, into another");
     }
     if (done) done = export_object(store, object, arguments.snapshot, *path);
     if (done) continue;
@@ -155,11 +144,8 @@ Status export_prefix(Store& store, const std::vector<ObjectInfo>& objects,
                  printable(arguments.target).c_str());
     return {};
   }
-  return make_error(code,
-                    std::to_string(failed) + " of " + std::to_string(objects.size()) +
-                        " objects could not be exported; the others are in '" + arguments.target +
-                        "'",
-                    "cli/export");
+  return fail(code, "{} of {} objects could not be exported; the others are in '{}'", failed,
+              objects.size(), arguments.target);
 }
 
 Status run(const ExportArguments& arguments) {
@@ -206,7 +192,7 @@ void add_export(CLI::App& app, ExitStatus& status) {
       "and left out, and all others exported. Exit status: 0 everything is there, 1 something is "
       "not.");
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

@@ -16,14 +16,13 @@ extern char** environ;
 namespace stoker::cli {
 namespace {
 
-constexpr const char* kWhere = "cli/fio";
 constexpr const char* kHugePages = "/proc/sys/vm/nr_hugepages";
 
 // Runs a program found on PATH and gives back what it printed; an error if it cannot start or ends
 // badly.
 Result<std::string> output_of(std::vector<std::string> arguments) {
   std::array<int, 2> ends{};
-  if (pipe2(ends.data(), O_CLOEXEC) != 0) return errno_error(errno, "cannot make a pipe", kWhere);
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return fail(errno, "cannot make a pipe");
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
@@ -46,16 +45,14 @@ Result<std::string> output_of(std::vector<std::string> arguments) {
   }
   close(ends[0]);
   if (error == ENOENT)
-    return make_error(Code::not_found,
-                      "'" + arguments[0] + "' is not installed; install it (apt-get install " +
-                          arguments[0] + ")",
-                      kWhere);
-  if (error != 0) return errno_error(error, "cannot start '" + arguments[0] + "'", kWhere);
+    return fail(Code::not_found, "'{}' is not installed; install it (apt-get install {})",
+                arguments[0], arguments[0]);
+  if (error != 0) return fail(error, "cannot start '{}'", arguments[0]);
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-    return make_error(Code::io, "'" + arguments[0] + "' failed: " + text.substr(0, 500), kWhere);
+    return fail(Code::io, "'{}' failed: {}", arguments[0], text.substr(0, 500));
   return text;
 }
 
@@ -111,9 +108,8 @@ Result<FioResult> run_fio(const std::string& path, const Load& load, bool huge) 
         (job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>()) / 100 * seconds;
     return result;
   } catch (const nlohmann::json::exception& error) {
-    return make_error(
-        Code::unsupported,
-        std::string("this version of fio prints what we cannot read: ") + error.what(), kWhere);
+    return fail(Code::unsupported, "this version of fio prints what we cannot read: {}",
+                error.what());
   }
 }
 

@@ -110,8 +110,7 @@ Result<FsckReport> check(const FsckArguments& arguments, const Runtime& runtime)
   const auto is = [&arguments](std::string_view kind) { return arguments.store.starts_with(kind); };
   if (is("dir:") || is("s3:") || is("cached(") || is("unix:")) {
     if (arguments.repair)
-      return make_error(Code::unsupported,
-                        "'" + arguments.store + "' has no map that could be mended", "cli/fsck");
+      return fail(Code::unsupported, "'{}' has no map that could be mended", arguments.store);
     StoreOptions how;
     how.read_only = true;
     STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime, how));
@@ -151,7 +150,7 @@ void add_fsck(CLI::App& app, ExitStatus& status) {
   command->footer("Exit status: 0 clean, 1 problems were found or the store could not be opened.");
   command->callback([arguments, &status] {
     const auto clean = run(*arguments);
-    if (!clean) return fail(status, clean.error());
+    if (!clean) return tell(status, clean.error());
     if (!*clean) status.code = 1;
   });
 }

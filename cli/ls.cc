@@ -165,7 +165,7 @@ void add_ls(CLI::App& app, ExitStatus& status) {
       "only.\n"
       "Exit status: 0 listed, 1 it failed.");
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

@@ -6,10 +6,9 @@ namespace stoker::cli {
 namespace {
 
 Error no_lab() {
-  return make_error(Code::unsupported,
-                    "this build of stoker has no lab; `make build-tests` in a clone of its "
-                    "sources builds one that has `stoker curm`",
-                    "cli/no_lab");
+  return fail(Code::unsupported,
+              "this build of stoker has no lab; `make build-tests` in a clone of its sources "
+              "builds one that has `stoker curm`");
 }
 
 }  // namespace
@@ -22,7 +21,7 @@ void add_curm(CLI::App& app, ExitStatus& status) {
   CLI::App* curm =
       app.add_subcommand("curm", "Erasure-coded updates compared on traces (not in this build)");
   curm->allow_extras();
-  curm->callback([&status] { fail(status, no_lab()); });
+  curm->callback([&status] { tell(status, no_lab()); });
 }
 
 }  // namespace stoker::cli

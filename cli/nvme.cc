@@ -29,7 +29,7 @@ void add_nvme(CLI::App& app, ExitStatus& status) {
   command->require_subcommand(1);
   command->add_subcommand("list", "Name the NVMe drives of this machine, and who drives them")
       ->callback([&status] {
-        if (const Status done = list(); !done) fail(status, done.error());
+        if (const Status done = list(); !done) tell(status, done.error());
       });
   const auto address = std::make_shared<std::string>();
   const auto add = [&](const char* name, const char* what,
@@ -37,7 +37,7 @@ void add_nvme(CLI::App& app, ExitStatus& status) {
     CLI::App* changing = command->add_subcommand(name, what);
     changing->add_option("ADDRESS", *address, "Its PCI address, such as 0000:00:04.0")->required();
     changing->callback([&status, address, change] {
-      if (const Status done = change(*address, "/sys"); !done) fail(status, done.error());
+      if (const Status done = change(*address, "/sys"); !done) tell(status, done.error());
     });
   };
   add("bind", "Take a drive from the kernel, for the engine vfio (as root)", nvme::bind_drive);

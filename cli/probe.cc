@@ -50,9 +50,8 @@ void print_table(const Probe& probe) {
 
 Status run_nvme(const ProbeArguments& arguments) {
   if (arguments.engine != "auto")
-    return make_error(Code::invalid_argument,
-                      "--engine is for folders: an nvme: target says itself which engines reach it",
-                      "cli");
+    return fail(Code::invalid_argument,
+                "--engine is for folders: an nvme: target says itself which engines reach it");
   STOKER_ASSIGN(const auto points,
                 nvme::probe_reads(arguments.folder, {arguments.seconds, show_progress}));
   if (arguments.json) {
@@ -73,9 +72,8 @@ Status run_nvme(const ProbeArguments& arguments) {
 
 Status run_gpu(const ProbeArguments& arguments) {
   if (arguments.engine != "auto" || nvme::is_target(arguments.folder))
-    return make_error(Code::invalid_argument,
-                      "--gpu is for folders, and has engines of its own: leave --engine out",
-                      "cli");
+    return fail(Code::invalid_argument,
+                "--gpu is for folders, and has engines of its own: leave --engine out");
   STOKER_ASSIGN(const auto gpu, gpu::Gpu::open(arguments.gpu));
   STOKER_ASSIGN(const gpu::GpuProbe probe,
                 gpu::probe_gpu(arguments.folder, gpu,
@@ -141,7 +139,7 @@ void add_probe(CLI::App& app, ExitStatus& status) {
       ->check(number(1.0, 600.0));
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

@@ -43,9 +43,7 @@ struct PutArguments {
   std::string expected;  // of kClasses; empty: the store finds out itself
 };
 
-Error file_error(const std::string& path) {
-  return errno_error(errno, "cannot read '" + path + "'", "cli/put");
-}
+Error file_error(const std::string& path) { return fail(errno, "cannot read '{}'", path); }
 
 struct File {
   explicit File(const std::string& name)
@@ -118,11 +116,10 @@ Result<uint64_t> put_whole(Store& store, const std::string& key, const File& fil
     if (bytes < kPieceBytes) break;
   }
   if (total != size)
-    return make_error(Code::invalid_argument,
-                      "'" + file.path +
-                          "' is no plain file, or changed its size while it was read; this store "
-                          "takes whole objects of a known size",
-                      "cli/put");
+    return fail(Code::invalid_argument,
+                "'{}' is no plain file, or changed its size while it was read; this store takes "
+                "whole objects of a known size",
+                file.path);
   if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
   return total;
 }
@@ -134,9 +131,8 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
   if (file.fd < 0) return file_error(path);
   if (!store.features().update) {
     if (!at) return put_whole(store, key, file);
-    return make_error(Code::unsupported,
-                      "--at changes a part of an object, and this store writes objects whole",
-                      "cli/put");
+    return fail(Code::unsupported,
+                "--at changes a part of an object, and this store writes objects whole");
   }
   const std::unique_ptr<std::byte, void (*)(void*)> piece(
       static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
@@ -146,10 +142,8 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
   uint64_t size = old ? old->bytes : 0;
   uint64_t offset = at.value_or(0);
   if (offset > size)
-    return make_error(Code::invalid_argument,
-                      "'" + key + "' has " + std::to_string(size) +
-                          " bytes, so nothing can be put at " + std::to_string(offset),
-                      "cli/put");
+    return fail(Code::invalid_argument, "'{}' has {} bytes, so nothing can be put at {}", key, size,
+                offset);
   STOKER_ASSIGN(const size_t in_steps, step_bytes(arguments.store));
   const size_t step = file.bytes() > kCommitBytes ? in_steps : kCommitBytes;
   uint64_t total = 0;
@@ -185,8 +179,7 @@ Result<std::vector<std::pair<std::string, std::string>>> files_of(const fs::path
     files.emplace_back(prefix + at->path().lexically_relative(folder).string(),
                        at->path().string());
   }
-  if (error)
-    return errno_error(error.value(), "cannot look through '" + folder.string() + "'", "cli/put");
+  if (error) return fail(error.value(), "cannot look through '{}'", folder.string());
   if (left_out > 0) std::fprintf(stderr, "left out %zu entries that are no files\n", left_out);
   std::sort(files.begin(), files.end());
   return files;
@@ -206,8 +199,8 @@ Status run(const PutArguments& arguments) {
     return {};
   }
   if (arguments.at)
-    return make_error(Code::invalid_argument,
-                      "--at takes one file, and '" + arguments.source + "' is a folder", "cli/put");
+    return fail(Code::invalid_argument, "--at takes one file, and '{}' is a folder",
+                arguments.source);
   STOKER_ASSIGN(const auto files, files_of(arguments.source, arguments.key));
   uint64_t bytes = 0;
   for (const auto& [key, path] : files) {
@@ -257,7 +250,7 @@ void add_put(CLI::App& app, ExitStatus& status) {
       "way "
       "back. Exit status: 0 all is durable, 1 something failed.");
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

@@ -114,11 +114,10 @@ Result<bool> run(const RepairArguments& arguments) {
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
   STOKER_ASSIGN(const auto plan, coded_plan(arguments.store));
   if (!plan) {
-    return make_error(Code::invalid_argument,
-                      "'" + arguments.store +
-                          "' is no coded store, and only such a one has copies to repair from: "
-                          "check others with `stoker fsck`",
-                      "cli/repair");
+    return fail(Code::invalid_argument,
+                "'{}' is no coded store, and only such a one has copies to repair from: check "
+                "others with `stoker fsck`",
+                arguments.store);
   }
   STOKER_ASSIGN(const uint64_t rate, parse_bytes(arguments.rate));
   ProgressLine line;
@@ -159,7 +158,7 @@ CLI::App* add(CLI::App& app, ExitStatus& status, const char* name, const char* w
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->callback([arguments, &status] {
     const auto clean = run(*arguments);
-    if (!clean) return fail(status, clean.error());
+    if (!clean) return tell(status, clean.error());
     if (!*clean) status.code = 1;
   });
   return command;

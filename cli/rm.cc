@@ -43,7 +43,7 @@ void add_rm(CLI::App& app, ExitStatus& status) {
   command->add_option("KEY", arguments->keys, "The objects; snapshots that have them keep them")
       ->required();
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

@@ -13,8 +13,6 @@
 namespace stoker::cli {
 namespace {
 
-constexpr const char* kWhere = "cli/serve";
-
 struct ServeArguments {
   std::string store, listen, prefix;
   std::string memory = "1GiB", block = "1MiB", pinned = "256MiB", mode = "0600";
@@ -26,8 +24,8 @@ struct ServeArguments {
 Result<ServeOptions> options_of(const ServeArguments& arguments) {
   constexpr std::string_view kScheme = "unix:";
   if (!arguments.listen.starts_with(kScheme))
-    return make_error(Code::invalid_argument,
-                      "'" + arguments.listen + "' is no place to listen: write unix:PATH", kWhere);
+    return fail(Code::invalid_argument, "'{}' is no place to listen: write unix:PATH",
+                arguments.listen);
   ServeOptions options;
   options.path = arguments.listen.substr(kScheme.size());
   options.prefix = arguments.prefix;
@@ -38,13 +36,11 @@ Result<ServeOptions> options_of(const ServeArguments& arguments) {
                                  ? std::stoul(arguments.mode, &used, 8)
                                  : 01000;
   if (mode > 0777)
-    return make_error(Code::invalid_argument,
-                      "'" + arguments.mode + "' is no mode of a file, such as 0660", kWhere);
+    return fail(Code::invalid_argument, "'{}' is no mode of a file, such as 0660", arguments.mode);
   options.mode = static_cast<uint32_t>(mode);
   STOKER_ASSIGN(options.memory_bytes, parse_bytes(arguments.memory));
   STOKER_ASSIGN(const uint64_t block, parse_bytes(arguments.block));
-  if (block > 8 * kMiB)
-    return make_error(Code::invalid_argument, "a block has 8 MiB at most", kWhere);
+  if (block > 8 * kMiB) return fail(Code::invalid_argument, "a block has 8 MiB at most");
   options.block_bytes = static_cast<uint32_t>(block);
   STOKER_ASSIGN(options.pinned_bytes, parse_bytes(arguments.pinned));
   options.heartbeat_ms = static_cast<uint64_t>(arguments.heartbeat * 1000);
@@ -109,7 +105,7 @@ void add_serve(CLI::App& app, ExitStatus& status) {
       ->check(whole(1, 4096))
       ->capture_default_str();
   command->callback([arguments, &status] {
-    if (const Status done = run(*arguments); !done) fail(status, done.error());
+    if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
 }
 

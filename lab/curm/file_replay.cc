@@ -21,7 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kWhere = "curm/file_replay";
 constexpr uint64_t kWritesPerChange = 8;  // of scheme `switch`
 
 // What a block of a data chunk holds after so many writes.
@@ -110,14 +109,12 @@ class FileReplay {
     STOKER_TRY(make_folder(files_.folder));
     std::error_code error;
     mine_ = fs::create_directory(root_, error);  // by one of several replays at once
-    if (error)
-      return errno_error(error.value(), "the folder '" + root_ + "' cannot be made", kWhere);
+    if (error) return fail(error.value(), "the folder '{}' cannot be made", root_);
     if (!mine_)
-      return make_error(Code::already_exists,
-                        "'" + root_ +
-                            "' is there already, from a replay that runs or was killed: delete it "
-                            "if none runs, or give another --dir",
-                        kWhere);
+      return fail(Code::already_exists,
+                  "'{}' is there already, from a replay that runs or was killed: delete it if none "
+                  "runs, or give another --dir",
+                  root_);
     STOKER_ASSIGN(auto engine, make_engine());
     result_.engine = engine->traits().name;
     STOKER_ASSIGN(loop_, Loop::make(std::move(engine)));
@@ -134,10 +131,10 @@ class FileReplay {
     scheme_ = make_scheme_or_switch(
         name_, {&substrate, geometry_, *code_, Form::safe, options_.reserved_bytes});
     if (!scheme_)
-      return make_error(Code::invalid_argument,
-                        "there is no scheme `" + name_ +
-                            "`; there are fo, fl, pl, plr, parix, vdl, curm and curm-reserve",
-                        kWhere);
+      return fail(
+          Code::invalid_argument,
+          "there is no scheme `{}`; there are fo, fl, pl, plr, parix, vdl, curm and curm-reserve",
+          name_);
     if (auto* curm = dynamic_cast<Curm*>(scheme_.get()); curm != nullptr && tree_ != nullptr)
       curm->set_classes([this](uint64_t stripe) { return classes_->of(stripe); });
     return {};
@@ -316,16 +313,13 @@ class FileReplay {
     cluster_.reset();
     std::error_code error;
     fs::remove_all(paths_[0], error);
-    if (error)
-      return errno_error(error.value(), "the folder '" + paths_[0] + "' cannot be deleted", kWhere);
+    if (error) return fail(error.value(), "the folder '{}' cannot be deleted", paths_[0]);
     tell("rebuilding a node");
     const uint64_t begun = Clock::real().now_ns();
     STOKER_ASSIGN(cluster_, ShardCluster::open(*loop_, paths_, shards_));
     if (cluster_->replaced() != std::set<NodeId>{0})
-      return make_error(Code::corruption,
-                        "other nodes than the one that was deleted are lost: " +
-                            (cluster_->troubles().empty() ? "none" : cluster_->troubles().back()),
-                        kWhere);
+      return fail(Code::corruption, "other nodes than the one that was deleted are lost: {}",
+                  cluster_->troubles().empty() ? "none" : cluster_->troubles().back());
     STOKER_TRY(begin_scheme(*cluster_));
     STOKER_TRY(scheme_->recover(cluster_->replaced()));
     STOKER_TRY(cluster_->admit());
@@ -333,11 +327,10 @@ class FileReplay {
     for (const auto& [stripe, said] : said_) {
       const std::string_view now = static_cast<SchemeSwitch&>(*scheme_).scheme_of(stripe);
       if (now != said)
-        return make_error(Code::corruption,
-                          "after the rebuild stripe " + std::to_string(stripe) + " goes by " +
-                              std::string(now) + ", and was given " + std::string(said) +
-                              ": this is a bug; run again with --keep and report it",
-                          kWhere);
+        return fail(Code::corruption,
+                    "after the rebuild stripe {} goes by {}, and was given {}: this is a bug; run "
+                    "again with --keep and report it",
+                    stripe, now, said);
     }
     return {};
   }
@@ -359,13 +352,10 @@ class FileReplay {
         if (std::memcmp(slots[i]->bytes().data(), chunks[i].bytes().data(), options_.chunk_bytes) ==
             0)
           continue;
-        return make_error(
-            Code::corruption,
-            "after the rebuild chunk " + std::to_string(i) + " of stripe " +
-                std::to_string(stripe) +
-                " holds other bytes than were acknowledged: this is a bug of scheme " + name_ +
-                "; run again with --keep and report it",
-            kWhere);
+        return fail(Code::corruption,
+                    "after the rebuild chunk {} of stripe {} holds other bytes than were "
+                    "acknowledged: this is a bug of scheme {}; run again with --keep and report it",
+                    i, stripe, name_);
       }
       result_.verified_bytes += geometry_.chunks() * options_.chunk_bytes;
     }
@@ -417,11 +407,10 @@ Result<FileReplayResult> replay_on_files(const Trace& trace, std::string_view sc
                                          const ReplayOptions& options,
                                          const FileReplayOptions& files, const ClassTree* tree) {
   if (options.k < 1 || options.m < 1 || options.nodes < options.k + options.m) {
-    return make_error(Code::invalid_argument,
-                      "a code of " + std::to_string(options.k) + "+" + std::to_string(options.m) +
-                          " needs at least as many nodes as chunks, and there are " +
-                          std::to_string(options.nodes) + "; give more with --nodes",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "a code of {}+{} needs at least as many nodes as chunks, and there are {}; give "
+                "more with --nodes",
+                options.k, options.m, options.nodes);
   }
   std::error_code error;
   fs::path there = fs::absolute(files.folder, error);
@@ -430,12 +419,10 @@ Result<FileReplayResult> replay_on_files(const Trace& trace, std::string_view sc
   const fs::space_info space = fs::space(there, error);
   const uint64_t need = space_needed(trace, scheme, options);
   if (!error && space.available < need) {
-    return make_error(Code::out_of_space,
-                      "the nodes of `" + std::string(scheme) + "` for " + trace.name +
-                          " take about " + human_bytes(need) + " in '" + files.folder +
-                          "', where " + human_bytes(space.available) +
-                          " are free: free some space, give another --dir, or a smaller --log",
-                      kWhere);
+    return fail(Code::out_of_space,
+                "the nodes of `{}` for {} take about {} in '{}', where {} are free: free some "
+                "space, give another --dir, or a smaller --log",
+                scheme, trace.name, human_bytes(need), files.folder, human_bytes(space.available));
   }
   auto result = FileReplay(trace, scheme, options, files, tree).run();
   if (!result)

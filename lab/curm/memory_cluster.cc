@@ -27,7 +27,7 @@ Result<Value> MemoryCluster::read(const Node& node, const Step& step) const {
     if (part.logged) {
       const auto found = node.now.log.find(part.place.id);
       if (found == node.now.log.end())
-        return make_error(Code::not_found, "a record is read that was released");
+        return fail(Code::not_found, "a record is read that was released");
       from = payload(found->second);
     } else if (const auto found = node.now.base.find(step.chunk); found != node.now.base.end()) {
       from = found->second;
@@ -35,7 +35,7 @@ Result<Value> MemoryCluster::read(const Node& node, const Step& step) const {
       from.resize(geometry_.chunk_bytes);
     }
     if (part.offset + part.bytes > from.size())
-      return make_error(Code::invalid_argument, "a read goes beyond a chunk or a record");
+      return fail(Code::invalid_argument, "a read goes beyond a chunk or a record");
     bytes.insert(bytes.end(), from.begin() + static_cast<ptrdiff_t>(part.offset),
                  from.begin() + static_cast<ptrdiff_t>(part.offset + part.bytes));
   }
@@ -111,7 +111,7 @@ Status MemoryCluster::run(Round& round) {
     auto& [errand, next] = open[turn];
     Step& current = errand->steps[next++];
     if (durable(current.kind) && left_ && (*left_)-- == 0) crashed_ = true;
-    if (crashed_) return make_error(Code::cancelled, "the power is gone");
+    if (crashed_) return fail(Code::cancelled, "the power is gone");
     STOKER_TRY(step(nodes_[static_cast<size_t>(errand->node)], errand->node, current));
     if (next == errand->steps.size()) open.erase(open.begin() + static_cast<ptrdiff_t>(turn));
   }

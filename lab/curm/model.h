@@ -79,8 +79,7 @@ class Model final : public Substrate {
   explicit Model(const Device& device) : device_(device), gap_(gap_max(device)) {}
   Status run(Round& round) override;
   Result<NodeState> scan(NodeId) override {
-    return make_error(Code::unsupported, "a modelled cluster keeps no bytes and does not crash",
-                      "curm/model");
+    return fail(Code::unsupported, "a modelled cluster keeps no bytes and does not crash");
   }
 
   // The rounds since the last call, for the player.

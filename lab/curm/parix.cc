@@ -177,11 +177,10 @@ Status Parix::recover(const std::set<NodeId>& replaced) {
     for (const auto& [data, known] : side.known) {
       for (const auto& range : known.newest.joined()) {
         if (!known.original.gaps(range.at, range.size()).empty())
-          return make_error(
-              Code::corruption,
-              "the log of a parity of stripe " + std::to_string(parity.stripe) +
-                  " lacks what was before an update: rebuild this node from the others",
-              "curm/parix");
+          return fail(Code::corruption,
+                      "the log of a parity of stripe {} lacks what was before an update: rebuild "
+                      "this node from the others",
+                      parity.stripe);
       }
     }
   }

@@ -67,11 +67,10 @@ class Replay {
     }
     if (name != kSwitch) scheme_ = make_scheme_or_switch(name, setup);
     if (!scheme_)
-      return make_error(
-          Code::invalid_argument,
-          "there is no scheme `" + std::string(name) +
-              "`; there are fo, fl, pl, plr, parix, vdl, curm, curm-reserve and choose",
-          "curm/replay");
+      return fail(Code::invalid_argument,
+                  "there is no scheme `{}`; there are fo, fl, pl, plr, parix, vdl, curm, "
+                  "curm-reserve and choose",
+                  name);
     if (auto* curm = dynamic_cast<Curm*>(scheme_.get()); curm != nullptr && classes_) {
       curm->set_classes([this](uint64_t stripe) { return classes_->of(stripe); });
     }
@@ -168,11 +167,10 @@ class Replay {
 Result<ReplayResult> replay(const Trace& trace, std::string_view scheme, Form form,
                             const ReplayOptions& options, const ClassTree* tree) {
   if (options.k < 1 || options.m < 1 || options.nodes < options.k + options.m) {
-    return make_error(Code::invalid_argument,
-                      "a code of " + std::to_string(options.k) + "+" + std::to_string(options.m) +
-                          " needs at least as many nodes as chunks, and there are " +
-                          std::to_string(options.nodes) + "; give more with --nodes",
-                      "curm/replay");
+    return fail(Code::invalid_argument,
+                "a code of {}+{} needs at least as many nodes as chunks, and there are {}; give "
+                "more with --nodes",
+                options.k, options.m, options.nodes);
   }
   STOKER_ASSIGN(ReplayResult result, Replay(trace, options, tree).run(scheme, form));
   STOKER_ASSIGN(result.recovery_seconds,

@@ -68,10 +68,10 @@ Result<std::unique_ptr<SchemeSwitch>> SchemeSwitch::make(const Setup& setup,
 Result<uint8_t> SchemeSwitch::tag_of(std::string_view scheme) {
   const auto found = std::find(std::begin(kSchemes), std::end(kSchemes), scheme);
   if (found == std::end(kSchemes))
-    return make_error(Code::invalid_argument,
-                      "there is no scheme `" + std::string(scheme) +
-                          "`; there are fo, fl, pl, plr, parix, vdl, curm and curm-reserve",
-                      "curm/scheme_switch");
+    return fail(
+        Code::invalid_argument,
+        "there is no scheme `{}`; there are fo, fl, pl, plr, parix, vdl, curm and curm-reserve",
+        scheme);
   return static_cast<uint8_t>(found - std::begin(kSchemes));
 }
 
@@ -191,10 +191,9 @@ struct SchemeSwitch::Found {
 Status SchemeSwitch::look(const std::set<NodeId>& replaced, Found& found) {
   Numbers& numbers = *setup().numbers;  // all members begin above whatever any of them did
   const auto unknown = [](const std::string& what, NodeId id) {
-    return make_error(Code::mismatch,
-                      what + " of node " + std::to_string(id) +
-                          " is of a scheme that this program does not know: use a newer one",
-                      "curm/scheme_switch");
+    return fail(Code::mismatch,
+                "{} of node {} is of a scheme that this program does not know: use a newer one",
+                what, id);
   };
   found.concerned.insert(default_);
   for (NodeId id = 0; id < geometry().nodes; ++id) {
@@ -235,12 +234,10 @@ Status SchemeSwitch::find_owners(const Found& found) {
       if (folded != state.folded.end() && record.seq <= folded->second) continue;
       const auto [known, fresh] = found_.try_emplace(record.chunk.stripe, record.scheme);
       if (!fresh && known->second != record.scheme) {
-        return make_error(Code::corruption,
-                          "stripe " + std::to_string(record.chunk.stripe) + " has records of `" +
-                              std::string(kSchemes[known->second]) + "` and of `" +
-                              std::string(kSchemes[record.scheme]) +
-                              "` that both count: its logs are damaged",
-                          "curm/scheme_switch");
+        return fail(
+            Code::corruption,
+            "stripe {} has records of `{}` and of `{}` that both count: its logs are damaged",
+            record.chunk.stripe, kSchemes[known->second], kSchemes[record.scheme]);
       }
     }
   }

@@ -9,7 +9,6 @@
 namespace stoker::curm {
 namespace {
 
-constexpr const char* kWhere = "curm/shard_format";
 constexpr std::string_view kHeadMagic = "STOKERU1";
 constexpr uint32_t kFormatVersion = 3, kOldestVersion = 2;
 constexpr uint32_t kHeaderMagic = 0x31554B53;  // "SKU1"
@@ -17,7 +16,7 @@ constexpr size_t kHeaderHeadBytes = 64;
 constexpr size_t kPayloadHeadBytes = 56;
 constexpr size_t kItemBytes = 40;
 
-Error broken(const std::string& what) { return make_error(Code::corruption, what, kWhere); }
+Error broken(const std::string& what) { return fail(Code::corruption, "{}", what); }
 
 uint32_t header_crc(std::span<const std::byte> copy) {
   return crc32c(copy.data() + 8, copy.size() - 8, crc32c(copy.data(), 4));
@@ -111,12 +110,9 @@ Result<std::optional<NodeHead>> decode_head(std::span<const std::byte> sector) {
   ByteReader in(sector.subspan(kHeadMagic.size(), kHeadBytes - kHeadMagic.size()));
   if (const auto version = in.get<uint32_t>();
       version < kOldestVersion || version > kFormatVersion) {
-    return make_error(
-        Code::mismatch,
-        "a node has format version " + std::to_string(version) + " and this program knows " +
-            std::to_string(kFormatVersion) + ": " +
-            (version > kFormatVersion ? "use a newer one" : "replay again, into a new folder"),
-        kWhere);
+    return fail(Code::mismatch, "a node has format version {} and this program knows {}: {}",
+                version, kFormatVersion,
+                version > kFormatVersion ? "use a newer one" : "replay again, into a new folder");
   }
   NodeHead head;
   Geometry& geometry = head.layout.geometry;

@@ -9,7 +9,6 @@
 namespace stoker::curm {
 namespace {
 
-constexpr const char* kWhere = "curm/shard_log";
 // missing segments in a row; what is behind more is not found
 constexpr size_t kHolesLookedPast = 64;
 // of records that are framed together; one record alone may be longer
@@ -281,11 +280,10 @@ Status ShardLog::frame(std::vector<ShardWrite>& writes) {
     }
     if (frame.empty() && !fits(ShardFrame().bytes_with(each.record))) {
       if (kFramesAt + ShardFrame().bytes_with(each.record) > layout_.segment_bytes) {
-        return make_error(Code::invalid_argument,
-                          "a record of " + human_bytes(stored) + " does not fit a segment of " +
-                              human_bytes(layout_.segment_bytes) +
-                              ": take larger segments or smaller chunks",
-                          kWhere);
+        return fail(
+            Code::invalid_argument,
+            "a record of {} does not fit a segment of {}: take larger segments or smaller chunks",
+            human_bytes(stored), human_bytes(layout_.segment_bytes));
       }
       STOKER_TRY(begin_segment(writes));
     }

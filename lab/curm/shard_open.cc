@@ -17,7 +17,6 @@
 namespace stoker::curm {
 namespace {
 
-constexpr const char* kWhere = "curm/shard_open";
 constexpr uint64_t kReadAtOnce = 32 * kMiB;
 
 // What makes a node count as lost. Anything else (no memory, no descriptors, no permission, in use)
@@ -61,10 +60,9 @@ Status remove_files(const std::string& path) {
     if (is_nodes_file(files->path().filename().string())) doomed.push_back(files->path());
   }
   for (size_t i = 0; i < doomed.size() && !error; ++i) std::filesystem::remove(doomed[i], error);
-  return error ? errno_error(error.value(),
-                             "what is left of the lost node in '" + path + "' cannot be removed",
-                             kWhere)
-               : Status();
+  return error
+             ? fail(error.value(), "what is left of the lost node in '{}' cannot be removed", path)
+             : Status();
 }
 
 }  // namespace
@@ -77,13 +75,10 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::make(Loop& loop,
   cluster->layout_ = {geometry, align_up(2 * options.reserved_bytes, kShardBlock),
                       options.segment_bytes};
   if (const std::string problem = cluster->layout_.problem(); !problem.empty())
-    return make_error(Code::invalid_argument, "a cluster of such nodes cannot be: " + problem,
-                      kWhere);
+    return fail(Code::invalid_argument, "a cluster of such nodes cannot be: {}", problem);
   if (paths.size() != static_cast<size_t>(geometry.nodes))
-    return make_error(Code::invalid_argument,
-                      std::to_string(geometry.nodes) + " nodes need as many folders, and " +
-                          std::to_string(paths.size()) + " are given",
-                      kWhere);
+    return fail(Code::invalid_argument, "{} nodes need as many folders, and {} are given",
+                geometry.nodes, paths.size());
   const StoreId id = random_store_id();
   for (const std::string& path : paths) {
     Node& node = *cluster->nodes_.emplace_back(std::make_unique<Node>(path));
@@ -91,11 +86,9 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::make(Loop& loop,
     std::optional<NodeHead> found;
     STOKER_TRY(cluster->open_head(node, true, found));
     if (found)
-      return make_error(
+      return fail(
           Code::already_exists,
-          "'" + path +
-              "' holds a node already: delete the folder if nobody needs it, or give another",
-          kWhere);
+          "'{}' holds a node already: delete the folder if nobody needs it, or give another", path);
     node.head = {cluster->layout_,
                  id,
                  random_store_id(),
@@ -155,12 +148,10 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::open(Loop& loop,
     std::string all;
     for (const std::string& trouble : cluster->troubles_)
       all += (all.empty() ? "" : "; ") + trouble;
-    return make_error(Code::corruption,
-                      std::to_string(cluster->replaced_.size()) + " of " +
-                          std::to_string(paths.size()) + " nodes are lost, and the code bears " +
-                          std::to_string(m) + " (" + all +
-                          "): bring one of them back as it was; nothing was changed",
-                      kWhere);
+    return fail(Code::corruption,
+                "{} of {} nodes are lost, and the code bears {} ({}): bring one of them back as it "
+                "was; nothing was changed",
+                cluster->replaced_.size(), paths.size(), m, all);
   }
   for (size_t i = 0; i < heads.size(); ++i) {
     if (cluster->replaced_.count(static_cast<NodeId>(i)) != 0)
@@ -229,31 +220,23 @@ Status ShardCluster::arrange(std::vector<std::optional<NodeHead>>& heads) {
   const auto known =
       std::find_if(heads.begin(), heads.end(), [](const auto& head) { return head.has_value(); });
   if (known == heads.end())
-    return make_error(Code::not_found,
-                      "there is no node of a cluster at '" +
-                          (nodes_.empty() ? std::string() : nodes_[0]->path) +
-                          "' and its companions",
-                      kWhere);
+    return fail(Code::not_found, "there is no node of a cluster at '{}' and its companions",
+                nodes_.empty() ? std::string() : nodes_[0]->path);
   layout_ = (*known)->layout;
   const StoreId cluster = (*known)->cluster;
   if (nodes_.size() != static_cast<size_t>(layout_.geometry.nodes))
-    return make_error(Code::mismatch,
-                      "the cluster has " + std::to_string(layout_.geometry.nodes) + " nodes, and " +
-                          std::to_string(nodes_.size()) + " folders are given: name them all",
-                      kWhere);
+    return fail(Code::mismatch, "the cluster has {} nodes, and {} folders are given: name them all",
+                layout_.geometry.nodes, nodes_.size());
   std::vector<size_t> from(nodes_.size(), SIZE_MAX);
   for (size_t i = 0; i < nodes_.size(); ++i) {
     if (!heads[i]) continue;
     if (heads[i]->cluster != cluster)
-      return make_error(Code::mismatch,
-                        "'" + nodes_[i]->path + "' is a node of another cluster: name those of one",
-                        kWhere);
+      return fail(Code::mismatch, "'{}' is a node of another cluster: name those of one",
+                  nodes_[i]->path);
     size_t& at = from[static_cast<size_t>(heads[i]->node)];
     if (at != SIZE_MAX)
-      return make_error(Code::mismatch,
-                        "'" + nodes_[i]->path + "' is a copy of '" + nodes_[at]->path +
-                            "', or the same node twice",
-                        kWhere);
+      return fail(Code::mismatch, "'{}' is a copy of '{}', or the same node twice", nodes_[i]->path,
+                  nodes_[at]->path);
     at = i;
   }
   for (size_t i = 0; i < nodes_.size(); ++i) {
@@ -305,7 +288,7 @@ Status ShardCluster::open_files(Node& node, bool create) {
     (data ? node.data_file : node.parity_file) = info.id;
     direct_ = direct_ && info.direct;
     if (info.bytes < file.reserve_bytes)
-      return make_error(Code::corruption, "'" + file.path + "' is cut short", kWhere);
+      return fail(Code::corruption, "'{}' is cut short", file.path);
   }
   node.log = std::make_unique<ShardLog>(layout_, loop_, node.path);
   return node.log->open_segments();
@@ -417,12 +400,11 @@ Status ShardCluster::verify(Node& node, std::string& damage) {
 // A path that was mistyped may name a folder of somebody else's.
 Status ShardCluster::may_blank(const Node& node, bool ours) const {
   if (!options_.files || ours || is_untouched(node.path)) return {};
-  return make_error(
-      Code::already_exists,
-      "a lost node is to be rebuilt in '" + node.path +
-          "', and there are files without an intact head of this cluster: check the path, or empty "
-          "the folder if nobody needs what is in it; nothing was changed",
-      kWhere);
+  return fail(Code::already_exists,
+              "a lost node is to be rebuilt in '{}', and there are files without an intact head of "
+              "this cluster: check the path, or empty the folder if nobody needs what is in it; "
+              "nothing was changed",
+              node.path);
 }
 
 // Its files are used again where there are any: with a new incarnation nothing that is in them

@@ -8,8 +8,6 @@
 namespace stoker::curm {
 namespace {
 
-constexpr const char* kWhere = "curm/shard_round";
-
 bool whole_blocks(const Step& step) {
   return is_aligned(step.offset, kShardBlock) && is_aligned(step.value->size(), kShardBlock);
 }
@@ -117,14 +115,11 @@ Status ShardRound::read(Runner& runner, Step& step, Wave& wave) {
       continue;
     }
     if (cluster_.geometry().node(step.chunk) != runner.errand->node)
-      return make_error(
-          Code::unsupported,
-          name_of(step.chunk) +
-              " is asked of a node that it does not belong on: spares are modelled only",
-          kWhere);
+      return fail(Code::unsupported,
+                  "{} is asked of a node that it does not belong on: spares are modelled only",
+                  name_of(step.chunk));
     if (part.offset + part.bytes > cluster_.geometry().chunk_bytes)
-      return make_error(Code::invalid_argument, "a read goes beyond " + name_of(step.chunk),
-                        kWhere);
+      return fail(Code::invalid_argument, "a read goes beyond {}", name_of(step.chunk));
     if (runner.whole.count(step.chunk) == 0) {
       read_base(step.chunk, part.offset, into, Torn::refused, wave);
     } else {
@@ -176,12 +171,10 @@ Status ShardRound::check_blocks(const ShardCluster::Header& header, const Node& 
     if (header.blocks[block] == 0) {
       std::fill(each.begin(), each.end(), std::byte{0});
     } else if (header.blocks[block] != block_mark(each)) {
-      return make_error(Code::corruption,
-                        "block " + std::to_string(block) + " of " + name_of(chunk) + " in '" +
-                            where.path +
-                            "' differs from its checksum: open the cluster again, which rebuilds "
-                            "this node from the others",
-                        kWhere);
+      return fail(Code::corruption,
+                  "block {} of {} in '{}' differs from its checksum: open the cluster again, which "
+                  "rebuilds this node from the others",
+                  block, name_of(chunk), where.path);
     }
   }
   return {};
@@ -192,10 +185,9 @@ Status ShardRound::read_record(const Step::Part& part, std::span<std::byte> into
   Node& where = cluster_.node(part.place.node);
   const auto record = where.log->find(part.place.id);
   if (!record)
-    return make_error(Code::not_found, "a record is read that was released, or that nobody flushed",
-                      kWhere);
+    return fail(Code::not_found, "a record is read that was released, or that nobody flushed");
   if (part.offset + part.bytes > record->bytes)
-    return make_error(Code::invalid_argument, "a read goes beyond its record", kWhere);
+    return fail(Code::invalid_argument, "a read goes beyond its record");
   const uint64_t first = part.offset / kShardBlock,
                  end = (part.offset + part.bytes + kShardBlock - 1) / kShardBlock;
   AlignedBytes& bytes = wave.memory.emplace_back((end - first) * kShardBlock);
@@ -205,11 +197,10 @@ Status ShardRound::read_record(const Step::Part& part, std::span<std::byte> into
         const std::vector<uint32_t> crcs = block_crcs(bytes.span());
         if (!std::equal(crcs.begin(), crcs.end(),
                         record.crcs.begin() + static_cast<ptrdiff_t>(first))) {
-          return make_error(Code::corruption,
-                            "a record in the log of '" + where.path +
-                                "' differs from its checksum: open the cluster again, which "
-                                "rebuilds this node from the others",
-                            kWhere);
+          return fail(Code::corruption,
+                      "a record in the log of '{}' differs from its checksum: open the cluster "
+                      "again, which rebuilds this node from the others",
+                      where.path);
         }
         std::memcpy(into.data(), bytes.data() + from - first * kShardBlock, into.size());
         return {};
@@ -227,7 +218,7 @@ Status ShardRound::read_reserved(Runner& runner, Step& step, Wave& wave) {
   uint64_t end = layout.reserve_at(step.chunk);
   for (const Step::Part& part : step.parts) {
     const auto record = where.log->find(part.place.id);
-    if (!record) return make_error(Code::not_found, "a record is read that was released", kWhere);
+    if (!record) return fail(Code::not_found, "a record is read that was released");
     end = std::max(end, record->at + record->crcs.size() * kShardBlock);
     records.push_back(*record);
   }
@@ -242,11 +233,10 @@ Status ShardRound::read_reserved(Runner& runner, Step& step, Wave& wave) {
       const std::span<std::byte> stored =
           bytes.span().subspan(records[i].at - begin, records[i].crcs.size() * kShardBlock);
       if (block_crcs(stored) != records[i].crcs)
-        return make_error(Code::corruption,
-                          "a record behind " + name_of(step.chunk) + " in '" + where.path +
-                              "' differs from its checksum: open the cluster again, which rebuilds "
-                              "this node from the others",
-                          kWhere);
+        return fail(Code::corruption,
+                    "a record behind {} in '{}' differs from its checksum: open the cluster again, "
+                    "which rebuilds this node from the others",
+                    name_of(step.chunk), where.path);
       const Step::Part& part = step.parts[i];
       out.insert(out.end(), stored.begin() + static_cast<ptrdiff_t>(part.offset),
                  stored.begin() + static_cast<ptrdiff_t>(part.offset + part.bytes));
@@ -276,14 +266,11 @@ Status ShardRound::writes(Runner& runner, Wave& wave) {
     Step& step = steps[runner.next];
     const uint64_t end = step.offset + step.value->size();
     if (cluster_.geometry().node(step.chunk) != runner.errand->node)
-      return make_error(
-          Code::unsupported,
-          name_of(step.chunk) +
-              " is written on a node that it does not belong on: spares are modelled only",
-          kWhere);
+      return fail(Code::unsupported,
+                  "{} is written on a node that it does not belong on: spares are modelled only",
+                  name_of(step.chunk));
     if (end > cluster_.geometry().chunk_bytes)
-      return make_error(Code::invalid_argument, "a write goes beyond " + name_of(step.chunk),
-                        kWhere);
+      return fail(Code::invalid_argument, "a write goes beyond {}", name_of(step.chunk));
     if (!runner.aligned) {
       if (!whole_blocks(step) && !first) break;
       count([&](Counts& counts) {

@@ -130,8 +130,8 @@ inline Result<NodeState> ShardSim::scan(NodeId node) {
   if (opened_->replaced() != lost_) {
     std::string all;
     for (const std::string& trouble : opened_->troubles()) all += "; " + trouble;
-    return make_error(Code::corruption,
-                      "the cluster counts other nodes as lost than were taken away" + all);
+    return fail(Code::corruption, "the cluster counts other nodes as lost than were taken away{}",
+                all);
   }
   return opened_->scan(node);
 }

@@ -242,34 +242,27 @@ Result<Trace> parse_trace(std::string name, std::string_view text, bool lenient)
       trace.complaints.push_back("line " + std::to_string(line_number) + ": " + wrong);
   }
   if (trace.malformed != 0 && !lenient) {
-    return make_error(Code::invalid_argument,
-                      trace.name + ": " + std::to_string(trace.malformed) +
-                          " malformed lines, read as " + trace.format + "; " + trace.complaints[0] +
-                          "; mend them, or skip them with --lenient",
-                      "curm/trace");
+    return fail(Code::invalid_argument,
+                "{}: {} malformed lines, read as {}; {}; mend them, or skip them with --lenient",
+                trace.name, trace.malformed, trace.format, trace.complaints[0]);
   }
   if (trace.requests.empty())
-    return make_error(Code::invalid_argument,
-                      trace.name +
-                          ": holds no request that reads or writes; MSR Cambridge CSV, "
-                          "CloudPhysics CSV and nfsdump records are understood",
-                      "curm/trace");
+    return fail(Code::invalid_argument,
+                "{}: holds no request that reads or writes; MSR Cambridge CSV, CloudPhysics CSV "
+                "and nfsdump records are understood",
+                trace.name);
   return trace;
 }
 
 Result<Trace> read_trace(const std::string& path, bool lenient) {
   std::error_code not_there;
   if (std::filesystem::is_directory(path, not_there))
-    return make_error(Code::invalid_argument, path + " is a folder; name the trace files in it",
-                      "curm/trace");
+    return fail(Code::invalid_argument, "{} is a folder; name the trace files in it", path);
   std::ifstream file(path, std::ios::binary);
-  if (!file)
-    return make_error(Code::not_found, "the trace " + path + " cannot be opened; check the path",
-                      "curm/trace");
+  if (!file) return fail(Code::not_found, "the trace {} cannot be opened; check the path", path);
   std::ostringstream text;
   text << file.rdbuf();
-  if (file.bad())
-    return make_error(Code::io, "the trace " + path + " cannot be read to its end", "curm/trace");
+  if (file.bad()) return fail(Code::io, "the trace {} cannot be read to its end", path);
   return parse_trace(std::filesystem::path(path).filename().string(), text.str(), lenient);
 }
 

@@ -16,9 +16,7 @@ namespace {
 using coded::kBlock;
 using coded::shard_bit;
 
-Error none(const std::string& what) {
-  return make_error(Code::not_found, "the play has no " + what);
-}
+Error none(const std::string& what) { return fail(Code::not_found, "the play has no {}", what); }
 
 std::optional<coded::Superblock> superblock_of(const SimImage& image) {
   Bytes sector(coded::kSuperblockBytes);

@@ -271,16 +271,15 @@ class Enumeration {
                        .commit({{"works", 90'000, 4'096, 4'096, 97}}, Durability::durable));
       STOKER_TRY(store->repair().wait());
       if (!store->health().troubles.empty())
-        return make_error(Code::corruption,
-                          "a shard that came back does not count: " + store->health().troubles[0]);
+        return fail(Code::corruption, "a shard that came back does not count: {}",
+                    store->health().troubles[0]);
       if (random_() % 2 == 0) STOKER_TRY(store->fold_all().wait());
     }
     CodedOptions coded;
     coded.files = false;
     STOKER_ASSIGN(const auto report, fsck_coded_store({code_.k, code_.m, world_.paths()},
                                                       world_.runtime().runtime(), {}, coded));
-    if (!report.problems.empty())
-      return make_error(Code::corruption, "fsck: " + report.problems[0]);
+    if (!report.problems.empty()) return fail(Code::corruption, "fsck: {}", report.problems[0]);
     put(images_of(world_), later_.next(0));
     STOKER_ASSIGN(const size_t found, recover(further, {further.size() - 1, further.size() - 1}));
     static_cast<void>(found);
@@ -331,12 +330,12 @@ class Enumeration {
         if (!read && read.error().code != Code::corruption) return read.error();
         if (!read) ++refused;
         if (read && std::memcmp(into.data(), object.bytes.data() + at, into.size()) != 0)
-          return make_error(Code::corruption, "'" + key + "' at " + std::to_string(at) +
-                                                  " has other bytes than were written last");
+          return fail(Code::corruption, "'{}' at {} has other bytes than were written last", key,
+                      at);
       }
     }
     return refused > 0 ? Status()
-                       : make_error(Code::corruption, "what is in no log is read all the same");
+                       : fail(Code::corruption, "what is in no log is read all the same");
   }
   Status written_anew(const ModelState& objects) {
     Timeline further;

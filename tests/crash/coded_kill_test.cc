@@ -77,16 +77,13 @@ Status commit(Store& store, uint64_t n) {
 Status check(Store& store, uint64_t acknowledged, uint64_t begun) {
   const uint64_t found = store.info().committed;
   if (found < acknowledged + 1 || found > begun + 1)
-    return make_error(Code::corruption, "the store is as after commit " + std::to_string(found) +
-                                            ", acknowledged were " +
-                                            std::to_string(acknowledged + 1) + ", begun " +
-                                            std::to_string(begun + 1));
+    return fail(Code::corruption, "the store is as after commit {}, acknowledged were {}, begun {}",
+                found, acknowledged + 1, begun + 1);
   std::vector<Bytes> model(kObjects, Bytes(kBytes));
   for (uint64_t n = 1; n < found; ++n) apply(model, n);
   for (size_t object = 0; object < kObjects; ++object) {
     if (read_all(store, key_of(object)) != model[object])
-      return make_error(Code::corruption,
-                        key_of(object) + " holds other bytes than were acknowledged");
+      return fail(Code::corruption, "{} holds other bytes than were acknowledged", key_of(object));
   }
   return {};
 }
@@ -147,7 +144,7 @@ Status check_without(const std::string& folder, const Told& told) {
   STOKER_ASSIGN(const auto report, fsck_coded_store(plan_in(folder), runtime->runtime(),
                                                     {.quick = true, .progress = {}}, small_logs()));
   if (report.problems.size() > 3)
-    return make_error(Code::busy, "more than three shards do not count: some are not resynced yet");
+    return fail(Code::busy, "more than three shards do not count: some are not resynced yet");
   STOKER_ASSIGN(const auto store,
                 open_coded_store(plan_in(folder), runtime->runtime(), options, small_logs()));
   return check(*store, told.acknowledged, told.begun);
@@ -161,8 +158,7 @@ Status mend(const std::string& folder, const std::vector<size_t>& replaced) {
   options.same_disk = true;
   STOKER_ASSIGN(const auto report,
                 repair_coded_store(plan_in(folder), runtime->runtime(), options, small_logs()));
-  if (!report.problems.empty())
-    return make_error(Code::corruption, "repair: " + report.problems[0]);
+  if (!report.problems.empty()) return fail(Code::corruption, "repair: {}", report.problems[0]);
   return {};
 }
 
@@ -170,7 +166,7 @@ Status nothing_is_wrong(const std::string& folder) {
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make({.cpu_threads = 1}));
   STOKER_ASSIGN(const auto report,
                 fsck_coded_store(plan_in(folder), runtime->runtime(), {}, small_logs()));
-  if (!report.problems.empty()) return make_error(Code::corruption, "fsck: " + report.problems[0]);
+  if (!report.problems.empty()) return fail(Code::corruption, "fsck: {}", report.problems[0]);
   return {};
 }
 

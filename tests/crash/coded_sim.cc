@@ -96,7 +96,7 @@ class Story {
   void say(const std::string& what) const {
     if (tell_) std::printf("  %s\n", what.c_str());
   }
-  static Error wrong(const std::string& what) { return make_error(Code::corruption, what); }
+  static Error wrong(const std::string& what) { return fail(Code::corruption, "{}", what); }
   SimDisk& disk() { return world_.disk(); }
   const std::string& path(size_t shard) const { return world_.paths()[shard]; }
   bool counts(const coded::Health& health, size_t shard) const {

@@ -72,8 +72,7 @@ Status Lab::fsck(bool finished) {
   local.files = false;
   const auto report = fsck_local_store(volumes_, runtime_->runtime(), {}, local);
   if (!report) return finished ? Status(report.error().with("fsck")) : Status();
-  if (!report->problems.empty())
-    return make_error(Code::corruption, "fsck: " + report->problems[0]);
+  if (!report->problems.empty()) return fail(Code::corruption, "fsck: {}", report->problems[0]);
   return {};
 }
 

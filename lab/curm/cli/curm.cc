@@ -24,16 +24,14 @@ Status generate(const GenerateArguments& arguments) {
   if (profile == nullptr && arguments.profile != "files") {
     std::string names;
     for (const curm::Profile& each : curm::profiles()) names += std::string(each.name) + ", ";
-    return make_error(
-        Code::invalid_argument,
-        "there is no profile `" + arguments.profile + "`; there are " + names + "files",
-        "cli/curm");
+    return fail(Code::invalid_argument, "there is no profile `{}`; there are {}files",
+                arguments.profile, names);
   }
   const std::string text =
       profile != nullptr ? msr_text(curm::generate(*profile, arguments.seed, arguments.requests))
                          : nfs_text(curm::generate_files(arguments.seed, arguments.requests));
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size())
-    return make_error(Code::io, "the trace could not be written to its end", "cli/curm");
+    return fail(Code::io, "the trace could not be written to its end");
   return {};
 }
 
@@ -126,7 +124,7 @@ void add_curm(CLI::App& app, ExitStatus& status) {
                    "How many (default: as many as the profile's)")
       ->check(CLI::Range(1, 100'000'000));
   command->callback([generated, &status] {
-    if (const Status done = generate(*generated); !done) fail(status, done.error());
+    if (const Status done = generate(*generated); !done) tell(status, done.error());
   });
 
   const auto sampled = std::make_shared<SamplesArguments>();
@@ -139,7 +137,7 @@ void add_curm(CLI::App& app, ExitStatus& status) {
                     "the same of each window of requests");
   command->add_flag("--lenient", sampled->lenient, "Skip malformed lines");
   command->callback([sampled, &status] {
-    if (const Status done = samples(*sampled); !done) fail(status, done.error());
+    if (const Status done = samples(*sampled); !done) tell(status, done.error());
   });
 }
 

@@ -139,9 +139,7 @@ Result<ClassTree> tree_of(const std::string& path) {
   if (path.empty()) return ClassTree::shipped();
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file)
-    return make_error(Code::not_found, "the class tree " + path + " cannot be read; check the path",
-                      "cli/curm");
+  if (!file) return fail(Code::not_found, "the class tree {} cannot be read; check the path", path);
   return ClassTree::parse(text);
 }
 
@@ -188,30 +186,24 @@ Status replay_one(const ReplayArguments& arguments, const curm::Trace& trace,
 Status check_mode(const ReplayArguments& arguments) {
   if (!arguments.on_files()) {
     if (arguments.scheme == curm::kSwitch)
-      return make_error(
+      return fail(
           Code::unsupported,
-          "schemes are changed in use on real files alone: take --mode files, with a --dir",
-          "cli/curm");
+          "schemes are changed in use on real files alone: take --mode files, with a --dir");
     if (!arguments.folder.empty() || arguments.keep)
-      return make_error(Code::invalid_argument,
-                        "--dir and --keep are for --mode files: a modelled cluster has no files",
-                        "cli/curm");
+      return fail(Code::invalid_argument,
+                  "--dir and --keep are for --mode files: a modelled cluster has no files");
     return {};
   }
   if (arguments.form == "published")
-    return make_error(Code::unsupported,
-                      "published forms are modelled only: what they leave after a crash nobody "
-                      "could recover; take --form safe, or --mode modelled",
-                      "cli/curm");
+    return fail(Code::unsupported,
+                "published forms are modelled only: what they leave after a crash nobody could "
+                "recover; take --form safe, or --mode modelled");
   if (arguments.scheme == curm::kSwitch && !arguments.plot.empty())
-    return make_error(
-        Code::unsupported,
-        "a plot compares schemes, each by itself: leave out --plot, or take --scheme all",
-        "cli/curm");
+    return fail(Code::unsupported,
+                "a plot compares schemes, each by itself: leave out --plot, or take --scheme all");
   if (arguments.folder.empty())
-    return make_error(Code::invalid_argument,
-                      "--mode files needs --dir, a folder on the disk that is to be measured",
-                      "cli/curm");
+    return fail(Code::invalid_argument,
+                "--mode files needs --dir, a folder on the disk that is to be measured");
   return {};
 }
 
@@ -223,20 +215,14 @@ Result<Json> run(ReplayArguments& arguments) {
   STOKER_ASSIGN(options.chunk_bytes, parse_bytes(arguments.chunk));
   STOKER_ASSIGN(options.reserved_bytes, parse_bytes(arguments.reserve));
   if (options.chunk_bytes < 64 * kKiB || options.chunk_bytes > 4 * kMiB)
-    return make_error(
-        Code::invalid_argument,
-        "a chunk of " + human_bytes(options.chunk_bytes) + " cannot be: from 64 KiB to 4 MiB",
-        "cli/curm");
+    return fail(Code::invalid_argument, "a chunk of {} cannot be: from 64 KiB to 4 MiB",
+                human_bytes(options.chunk_bytes));
   if (options.log_bytes < kMiB)
-    return make_error(
-        Code::invalid_argument,
-        "logs of " + human_bytes(options.log_bytes) + " are too small: give at least 1 MiB",
-        "cli/curm");
+    return fail(Code::invalid_argument, "logs of {} are too small: give at least 1 MiB",
+                human_bytes(options.log_bytes));
   if (options.reserved_bytes < 4 * kKiB || options.reserved_bytes > options.chunk_bytes)
-    return make_error(
-        Code::invalid_argument,
-        "a reserve of " + human_bytes(options.reserved_bytes) + " cannot be: from 4 KiB to a chunk",
-        "cli/curm");
+    return fail(Code::invalid_argument, "a reserve of {} cannot be: from 4 KiB to a chunk",
+                human_bytes(options.reserved_bytes));
   STOKER_ASSIGN(const ClassTree tree, tree_of(arguments.tree));
 
   std::vector<curm::Trace> traces;
@@ -338,9 +324,7 @@ Status write_plot(const std::string& path, const Json& json) {
   file << replay_svg(json);
   file.close();
   if (!file)
-    return make_error(Code::io,
-                      "the plot " + path + " cannot be written; check the folder and its space",
-                      "cli/curm");
+    return fail(Code::io, "the plot {} cannot be written; check the folder and its space", path);
   return {};
 }
 
@@ -414,10 +398,10 @@ void add_curm_replay(CLI::App& curm, ExitStatus& status) {
   command->add_option("--plot", arguments->plot, "Write the results as an SVG");
   command->callback([arguments, &status] {
     const auto json = run(*arguments);
-    if (!json) return fail(status, json.error());
+    if (!json) return tell(status, json.error());
     if (!arguments->plot.empty()) {
       if (const Status written = write_plot(arguments->plot, *json); !written)
-        return fail(status, written.error());
+        return tell(status, written.error());
     }
     if (arguments->json) {
       std::printf("%s\n", json->dump(2).c_str());

@@ -18,7 +18,7 @@ namespace stoker::python {
   if (error.sys_errno != 0) text += " (" + std::string(std::strerror(error.sys_errno)) + ")";
   const nb::object exception = type(text);
   if (error.sys_errno != 0) exception.attr("errno") = error.sys_errno;
-  log().debug("{} [{}]", error.message(), error.where);
+  log().debug("{}", error.message());
   PyErr_SetObject(type.ptr(), exception.ptr());
   throw nb::python_error();
 }
@@ -30,7 +30,7 @@ uint64_t low_bits(const nb::int_& value) {
 }
 
 [[noreturn]] void raise_invalid(const std::string& what) {
-  raise(make_error(Code::invalid_argument, what, "python"));
+  raise(fail(Code::invalid_argument, "{}", what));
 }
 
 Count::operator uint64_t() const {
@@ -48,11 +48,10 @@ Name::operator std::string_view() const {
 
 void check_process(const RuntimeHandle& runtime) {
   if (runtime.here()) return;
-  raise(make_error(Code::unsupported,
-                   "this was opened by the process that forked this one, and works there alone: "
-                   "in a DataLoader's worker, say, leave the model and its store to the parent, or "
-                   "open a store to read only",
-                   "python"));
+  raise(fail(Code::unsupported,
+             "this was opened by the process that forked this one, and works there alone: in a "
+             "DataLoader's worker, say, leave the model and its store to the parent, or open a "
+             "store to read only"));
 }
 
 Slice RuntimeHandle::slice(uintptr_t address, uint64_t bytes) {

@@ -519,8 +519,7 @@ PyFuture named(const PyStore& store, const Future<void>& future) {
 void close_store(PyStore& store) {
   if (!store.handle->store) return;
   if (store.handle->sessions != 0)
-    raise(
-        make_error(Code::busy, "the store still has an open session; close that first", "python"));
+    raise(fail(Code::busy, "the store still has an open session; close that first"));
   const WithoutGil without;
   store.handle->close();
 }

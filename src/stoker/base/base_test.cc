@@ -32,7 +32,7 @@ namespace stoker {
 namespace {
 
 Result<int> half(int value) {
-  if (value % 2 != 0) return make_error(Code::invalid_argument, "odd");
+  if (value % 2 != 0) return fail(Code::invalid_argument, "odd");
   return value / 2;
 }
 
@@ -51,9 +51,9 @@ TEST(Result, CarriesValueOrError) {
 }
 
 TEST(Error, MapsErrno) {
-  EXPECT_EQ(errno_error(ENOSPC, "x").code, Code::out_of_space);
-  EXPECT_EQ(errno_error(EROFS, "x").code, Code::read_only);
-  EXPECT_EQ(errno_error(EIO, "x").code, Code::io);
+  EXPECT_EQ(fail(ENOSPC, "x").code, Code::out_of_space);
+  EXPECT_EQ(fail(EROFS, "x").code, Code::read_only);
+  EXPECT_EQ(fail(EIO, "x").code, Code::io);
 }
 
 TEST(Future, ThenRunsBeforeAndAfterCompletion) {
@@ -81,10 +81,10 @@ TEST(Future, AllReportsFirstErrorAndCompletesOnce) {
   std::vector<Future<void>> futures;
   for (auto& promise : promises) futures.push_back(promise.future());
   auto joined = all(futures);
-  promises[2].complete(make_error(Code::io, "third"));
+  promises[2].complete(fail(Code::io, "third"));
   promises[0].complete({});
   EXPECT_FALSE(joined.ready());
-  promises[1].complete(make_error(Code::busy, "second"));
+  promises[1].complete(fail(Code::busy, "second"));
   EXPECT_EQ(joined.wait().error().code, Code::busy);
   EXPECT_TRUE(all({}).wait());
 }

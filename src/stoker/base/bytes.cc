@@ -23,15 +23,13 @@ std::string human_bytes(uint64_t bytes) {
 }
 
 Result<uint64_t> parse_bytes(std::string_view text) {
-  const auto fail = [&] {
-    return make_error(
-        Code::invalid_argument,
-        "'" + std::string(text) + "' is not a size; write for example 160MiB, 20GiB or 7GB",
-        "base/bytes");
+  const auto no_size = [&] {
+    return fail(Code::invalid_argument,
+                "'{}' is not a size; write for example 160MiB, 20GiB or 7GB", text);
   };
   double value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (problem != std::errc() || !(value >= 0)) return fail();
+  if (problem != std::errc() || !(value >= 0)) return no_size();
   std::string unit;
   for (const char* at = end; at != text.data() + text.size(); ++at) {
     if (*at != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*at)));
@@ -54,10 +52,10 @@ Result<uint64_t> parse_bytes(std::string_view text) {
   for (const auto& [spelling, factor] : units) {
     if (unit != spelling) continue;
     const double bytes = value * factor;
-    if (bytes >= 9e18) return fail();
+    if (bytes >= 9e18) return no_size();
     return static_cast<uint64_t>(bytes);
   }
-  return fail();
+  return no_size();
 }
 
 }  // namespace stoker

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <system_error>
-#include <utility>
 
 namespace stoker {
 
@@ -62,11 +61,11 @@ Error Error::with(std::string_view context) const {
   return copy;
 }
 
-Error make_error(Code code, std::string what, std::string where) {
-  return Error{code, 0, std::move(what), std::move(where)};
+Error make_error(Code code, fmt::string_view text, fmt::format_args args) {
+  return Error{code, 0, fmt::vformat(text, args)};
 }
 
-Error errno_error(int sys_errno, std::string what, std::string where) {
+Error make_error(int sys_errno, fmt::string_view text, fmt::format_args args) {
   Code code = Code::io;
   switch (sys_errno) {
     case ENOSPC:
@@ -107,7 +106,7 @@ Error errno_error(int sys_errno, std::string what, std::string where) {
     default:
       break;
   }
-  return Error{code, sys_errno, std::move(what), std::move(where)};
+  return Error{code, sys_errno, fmt::vformat(text, args)};
 }
 
 }  // namespace stoker

@@ -2,6 +2,8 @@
 // per module boundary.
 #pragma once
 
+#include <spdlog/fmt/fmt.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -34,7 +36,6 @@ struct Error {
   Code code = Code::io;
   int sys_errno = 0;  // errno of the failing call, 0 where there was none
   std::string what;   // a sentence: what happened, to which key, what to do
-  std::string where;  // the place in the code that built it ("io/uring open"), for the log
 
   // "corruption: chunk 3 of m/7 ...; No such file or directory"
   std::string message() const;
@@ -43,9 +44,20 @@ struct Error {
   Error with(std::string_view context) const;
 };
 
-Error make_error(Code code, std::string what, std::string where = {});
-// An error of a system call. A path that cannot be (ENOTDIR, ELOOP, EISDIR, ENAMETOOLONG) is an
-// invalid_argument; what has no code of its own is io.
-Error errno_error(int sys_errno, std::string what, std::string where = {});
+// fail(code, "there is no '{}'", key): the error whose `what` is the text with its arguments put
+// in, as fmt does it; the compiler checks that they fit.
+Error make_error(Code code, fmt::string_view text, fmt::format_args args);
+template <class... Args>
+Error fail(Code code, fmt::format_string<Args...> text, Args&&... args) {
+  return make_error(code, text, fmt::make_format_args(args...));
+}
+
+// The same for a system call: fail(errno, "opening '{}'", path). A path that cannot be (ENOTDIR,
+// ELOOP, EISDIR, ENAMETOOLONG) is an invalid_argument; what has no code of its own is io.
+Error make_error(int sys_errno, fmt::string_view text, fmt::format_args args);
+template <class... Args>
+Error fail(int sys_errno, fmt::format_string<Args...> text, Args&&... args) {
+  return make_error(sys_errno, text, fmt::make_format_args(args...));
+}
 
 }  // namespace stoker

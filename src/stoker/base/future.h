@@ -126,8 +126,7 @@ class Promise {
   Promise(const Promise&) = delete;
   Promise& operator=(const Promise&) = delete;
   ~Promise() {
-    if (state_)
-      state_->complete(make_error(Code::cancelled, "abandoned before it was done", "base/future"));
+    if (state_) state_->complete(fail(Code::cancelled, "abandoned before it was done"));
   }
 
   Future<T> future() const { return Future<T>(state_); }

@@ -182,17 +182,16 @@ std::vector<Stretch> WindowOrder::stretches(uint64_t lane, uint64_t window) cons
 
 Result<Mixture> Mixture::make(std::span<const double> weights, uint64_t seed) {
   if (weights.empty() || weights.size() > kCycle) {
-    return make_error(Code::invalid_argument, "a mixture has 1 to " + std::to_string(kCycle) +
-                                                  " sources, not " +
-                                                  std::to_string(weights.size()));
+    return fail(Code::invalid_argument, "a mixture has 1 to {} sources, not {}", kCycle,
+                weights.size());
   }
   double greatest = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
     if (!std::isfinite(weights[i]) || weights[i] <= 0) {
-      return make_error(Code::invalid_argument,
-                        "the weight of source " + std::to_string(i) + " of a mixture is " +
-                            std::to_string(weights[i]) +
-                            ": give a number above zero, or leave the source out");
+      return fail(Code::invalid_argument,
+                  "the weight of source {} of a mixture is {}: give a number above zero, or leave "
+                  "the source out",
+                  i, weights[i]);
     }
     greatest = std::max(greatest, weights[i]);
   }

@@ -17,9 +17,8 @@ constexpr float kRewritesMuch = 0.25F;  // of the blocks an object writes: more 
 constexpr uint64_t kBlock = 4096;
 
 Error bad(const std::string& what) {
-  return make_error(Code::invalid_argument,
-                    "this is no class tree: " + what + "; make one with classes/training/train.py",
-                    "classes");
+  return fail(Code::invalid_argument,
+              "this is no class tree: {}; make one with classes/training/train.py", what);
 }
 
 // What an object did in a window.

@@ -7,9 +7,7 @@
 namespace stoker::codec {
 
 std::string chunk_name(int chunk) { return "chunk " + std::to_string(chunk); }
-Error refuse(std::string what) {
-  return make_error(Code::invalid_argument, std::move(what), "codec/erasure");
-}
+Error refuse(std::string what) { return fail(Code::invalid_argument, "{}", what); }
 
 Status Pass::add(const Part& part) {
   if (!parts_.empty() && part.size != bytes()) {

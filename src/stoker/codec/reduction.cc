@@ -15,7 +15,6 @@
 namespace stoker::codec {
 namespace {
 
-constexpr const char* kWhere = "codec/reduction";
 constexpr size_t kSample = 32 * kKiB;  // bytes at each of kSamples places
 constexpr size_t kSamples = 2;
 constexpr size_t kSkippableHeader = 8;  // of a frame that decoders skip: magic, size
@@ -158,10 +157,8 @@ Reduced reduce(std::span<const std::byte> from, std::span<std::byte> into) {
 
 Status expand(std::span<const std::byte> stored, uint32_t width, std::span<std::byte> into) {
   const auto broken = [&](const std::string& why) {
-    return make_error(
-        Code::corruption,
-        "the bytes are no reduced chunk of " + std::to_string(into.size()) + " bytes (" + why + ")",
-        kWhere);
+    return fail(Code::corruption, "the bytes are no reduced chunk of {} bytes ({})", into.size(),
+                why);
   };
   if (width == 0) {
     if (stored.size() != into.size()) return broken("another size");

@@ -19,7 +19,6 @@
 namespace stoker::data {
 namespace {
 
-constexpr const char* kWhere = "data/batch_reader";
 constexpr uint64_t kAlign = 64;  // of samples of unequal bytes
 
 // Bytes of every sample in a batch's memory; 0: they differ.
@@ -75,10 +74,8 @@ class BatchReader::State {
   BatchRead read(Reads reads) {
     for (const Pick& pick : reads.picks) {
       if (pick.source >= sources_.size() || pick.sample >= sources_[pick.source].table->samples()) {
-        return {make_error(Code::invalid_argument,
-                           "there is no sample " + std::to_string(pick.sample) + " in source " +
-                               std::to_string(pick.source),
-                           kWhere),
+        return {fail(Code::invalid_argument, "there is no sample {} in source {}", pick.sample,
+                     pick.source),
                 {}};
       }
     }
@@ -398,15 +395,14 @@ class BatchReader::State {
 Result<std::unique_ptr<BatchReader>> BatchReader::make(std::vector<BatchSource> sources,
                                                        size_t spares, const ReaderLimits& limits,
                                                        std::shared_ptr<PipelineThreads> threads) {
-  if (sources.empty())
-    return make_error(Code::invalid_argument, "a reader needs at least one source", kWhere);
+  if (sources.empty()) return fail(Code::invalid_argument, "a reader needs at least one source");
   for (const BatchSource& source : sources) {
     const uint64_t bytes = source.table->equal_bytes();
     if (!source.tags.empty() && source.tags.size() != source.table->keys().size())
-      return make_error(Code::invalid_argument, "each object of a source has one tag", kWhere);
+      return fail(Code::invalid_argument, "each object of a source has one tag");
     if (source.integers && (bytes == 0 || bytes % bytes_of(*source.integers) != 0))
-      return make_error(Code::invalid_argument,
-                        "samples of integers have equal sizes, a whole number of them", kWhere);
+      return fail(Code::invalid_argument,
+                  "samples of integers have equal sizes, a whole number of them");
   }
   if (threads == nullptr) threads = std::make_shared<PipelineThreads>(1, 1);
   return std::unique_ptr<BatchReader>(new BatchReader(

@@ -17,7 +17,6 @@ namespace {
 #error "this is not libjpeg-turbo: it cannot skip rows and columns"
 #endif
 
-constexpr const char* kWhere = "data/jpeg";
 constexpr uint32_t kLargest = 16384;
 // A few bytes may claim any size; a progressive image of this one takes 1 GB to decode.
 constexpr uint64_t kMostPixels = 1U << 28;
@@ -146,8 +145,7 @@ bool read_row(Decoder& decoder, uint8_t* into) {
 }
 
 Error damaged(const Decoder& decoder) {
-  return make_error(Code::corruption, "the JPEG is damaged: " + std::string(decoder.errors.why),
-                    kWhere);
+  return fail(Code::corruption, "the JPEG is damaged: {}", decoder.errors.why);
 }
 
 // The fewest eighths of the size that still have two pixels for each of the result, either way:
@@ -247,20 +245,16 @@ View2d choose(const JpegOptions& options, uint32_t width, uint32_t height, uint6
 Status check(const JpegOptions& options) {
   if (options.height == 0 || options.width == 0 || options.height > kLargest ||
       options.width > kLargest) {
-    return make_error(Code::invalid_argument,
-                      "an image of " + std::to_string(options.height) + " x " +
-                          std::to_string(options.width) + " pixels cannot be made: give 1 to " +
-                          std::to_string(kLargest),
-                      kWhere);
+    return fail(Code::invalid_argument, "an image of {} x {} pixels cannot be made: give 1 to {}",
+                options.height, options.width, kLargest);
   }
   if (!options.normalise) return {};
   for (size_t c = 0; c < 3; ++c) {
     const float deviation = options.normalise->deviation[c];
     if (!(deviation > 0) || !std::isfinite(deviation) || !std::isfinite(options.normalise->mean[c]))
-      return make_error(Code::invalid_argument,
-                        "normalise= needs a mean and a positive deviation for each of red, green "
-                        "and blue",
-                        kWhere);
+      return fail(
+          Code::invalid_argument,
+          "normalise= needs a mean and a positive deviation for each of red, green and blue");
   }
   return {};
 }
@@ -273,21 +267,16 @@ bool is_jpeg(std::span<const std::byte> file) {
 Status decode_jpeg(std::span<const std::byte> file, const JpegOptions& options, uint64_t epoch,
                    uint64_t sample, std::byte* into) {
   // libjpeg would look for a header behind any bytes: one file, one judgement.
-  if (!is_jpeg(file))
-    return make_error(Code::corruption, "it does not begin as a JPEG does", kWhere);
+  if (!is_jpeg(file)) return fail(Code::corruption, "it does not begin as a JPEG does");
   Decoder decoder;
   if (!read_header(decoder, file)) return damaged(decoder);
   jpeg_decompress_struct& info = decoder.info;
   if (info.jpeg_color_space != JCS_YCbCr && info.jpeg_color_space != JCS_RGB &&
       info.jpeg_color_space != JCS_GRAYSCALE)
-    return make_error(Code::unsupported,
-                      "the JPEG has colours for printing (CMYK); convert it to RGB", kWhere);
+    return fail(Code::unsupported, "the JPEG has colours for printing (CMYK); convert it to RGB");
   if (uint64_t{info.image_width} * info.image_height > kMostPixels)
-    return make_error(Code::unsupported,
-                      "the JPEG has " + std::to_string(info.image_width) + " x " +
-                          std::to_string(info.image_height) + " pixels; " +
-                          std::to_string(kMostPixels) + " are the most",
-                      kWhere);
+    return fail(Code::unsupported, "the JPEG has {} x {} pixels; {} are the most", info.image_width,
+                info.image_height, kMostPixels);
   const View2d view = choose(options, info.image_width, info.image_height, epoch, sample);
   const unsigned eighths = eighths_for(view.rect, options);
   // What is wanted, in pixels of the decoder's size; a pixel of the edge may be wanted in part.
@@ -308,14 +297,12 @@ Status decode_jpeg(std::span<const std::byte> file, const JpegOptions& options, 
     if (!read_row(decoder, row.data())) return damaged(decoder);
     rows.add(number, row.data());
   }
-  if (rows.wants_more())
-    return make_error(Code::corruption, "the JPEG ends before its last row", kWhere);
+  if (rows.wants_more()) return fail(Code::corruption, "the JPEG ends before its last row");
   return {};
 }
 
 Result<ImageSize> jpeg_size(std::span<const std::byte> file) {
-  if (!is_jpeg(file))
-    return make_error(Code::corruption, "it does not begin as a JPEG does", kWhere);
+  if (!is_jpeg(file)) return fail(Code::corruption, "it does not begin as a JPEG does");
   Decoder decoder;
   if (!read_header(decoder, file)) return damaged(decoder);
   return ImageSize{decoder.info.image_width, decoder.info.image_height};

@@ -9,7 +9,6 @@
 namespace stoker::data {
 namespace {
 
-constexpr const char* kWhere = "data/packed_objects";
 constexpr const char* kUnpackOnce =
     ", or unpack the data once with `stoker data build STORE OUT --unpack`";
 
@@ -140,7 +139,7 @@ std::optional<PackedObjects::Failed> PackedObjects::admit(std::vector<Start>& st
     const Id id = queue_.front();
     if (auto error = too_large(id)) {
       queue_.pop_front();
-      return fail(id, std::move(*error));
+      return give_up(id, std::move(*error));
     }
     const uint64_t packed = table(id).packed(id.number).bytes;
     const uint64_t raw = table(id).object_bytes(id.number);
@@ -151,14 +150,12 @@ std::optional<PackedObjects::Failed> PackedObjects::admit(std::vector<Start>& st
       // All that is kept here was forgotten: others have the memory, and may keep it.
       queue_.pop_front();
       const Budget& budget = *sources_[id.source].budget;
-      return fail(
-          id, make_error(Code::over_budget,
-                         name(id) + " needs " + std::to_string(raw + packed) +
-                             " bytes to be fetched and unpacked, but of the " +
-                             human_bytes(budget.cap()) + " that its store may take (dram=) only " +
-                             std::to_string(left_of(budget)) +
-                             " are left for that: open the store with more" + kUnpackOnce,
-                         kWhere));
+      return give_up(
+          id,
+          fail(Code::over_budget,
+               "{} needs {} bytes to be fetched and unpacked, but of the {} that its store may "
+               "take (dram=) only {} are left for that: open the store with more{}",
+               name(id), raw + packed, human_bytes(budget.cap()), left_of(budget), kUnpackOnce));
     }
     queue_.pop_front();
     object->packed = AlignedBytes(packed);
@@ -181,19 +178,15 @@ std::optional<Error> PackedObjects::too_large(const Id& id) const {
                             " as it is stored, but ";
   const uint64_t limit = limits_[id.source]->cap();
   if (beyond(limit)) {
-    return make_error(Code::over_budget,
-                      needs + "unpacked_bytes allows " + std::to_string(limit) +
-                          ": give the loader more" + kUnpackOnce,
-                      kWhere);
+    return fail(Code::over_budget, "{}unpacked_bytes allows {}: give the loader more{}", needs,
+                limit, kUnpackOnce);
   }
   const Budget* const budget = sources_[id.source].budget;
   if (budget != nullptr && beyond(most_of(*budget))) {
-    return make_error(Code::over_budget,
-                      needs + "of the " + human_bytes(budget->cap()) +
-                          " that its store may take (dram=) it gets " +
-                          std::to_string(most_of(*budget)) + " at most: open the store with more" +
-                          kUnpackOnce,
-                      kWhere);
+    return fail(Code::over_budget,
+                "{}of the {} that its store may take (dram=) it gets {} at most: open the store "
+                "with more{}",
+                needs, human_bytes(budget->cap()), most_of(*budget), kUnpackOnce);
   }
   return {};
 }
@@ -255,7 +248,7 @@ void PackedObjects::fetched(const Id& id, const std::shared_ptr<Object>& object,
   }
   MutexLock lock(mutex_);
   --under_way_;
-  Failed failed = fail(id, when.error());
+  Failed failed = give_up(id, when.error());
   lock.unlock();
   go_on(std::move(failed));
 }
@@ -268,10 +261,9 @@ void PackedObjects::unpack_one(const Id& id, const std::shared_ptr<Object>& obje
   if (!unpacked) {
     const Error& why = unpacked.error();
     --under_way_;
-    Failed failed = fail(id, make_error(why.code,
-                                        name(id) + " cannot be unpacked (" + why.what +
-                                            "); fetch that object anew, or index it again",
-                                        kWhere));
+    Failed failed = give_up(
+        id, fail(why.code, "{} cannot be unpacked ({}); fetch that object anew, or index it again",
+                 name(id), why.what));
     lock.unlock();
     return go_on(std::move(failed));
   }
@@ -285,7 +277,7 @@ void PackedObjects::unpack_one(const Id& id, const std::shared_ptr<Object>& obje
   go_on();
 }
 
-PackedObjects::Failed PackedObjects::fail(const Id& id, Error error) {
+PackedObjects::Failed PackedObjects::give_up(const Id& id, Error error) {
   const auto found = objects_.find(id);
   Failed failed{std::move(found->second->waiters), std::move(error)};
   forget(found);  // another read tries anew

@@ -100,7 +100,7 @@ class PackedObjects {
   void forget(Objects::iterator object) REQUIRES(mutex_);
   void fetched(const Id& id, const std::shared_ptr<Object>& object, const Result<uint64_t>& when);
   void unpack_one(const Id& id, const std::shared_ptr<Object>& object);
-  Failed fail(const Id& id, Error error) REQUIRES(mutex_);
+  Failed give_up(const Id& id, Error error) REQUIRES(mutex_);
   void copy(const std::shared_ptr<Object>& object, const Waiters& waiters);
 
   const std::vector<PackedSource> sources_;

@@ -11,20 +11,14 @@
 namespace stoker::data {
 namespace {
 
-constexpr const char* kWhere = "data/sample_table";
-
 Error unknown_object(uint64_t object, size_t keys) {
-  return make_error(Code::invalid_argument,
-                    "a sample names object number " + std::to_string(object) + ", but only " +
-                        std::to_string(keys) + " objects were given",
-                    kWhere);
+  return fail(Code::invalid_argument,
+              "a sample names object number {}, but only {} objects were given", object, keys);
 }
 
 Error impossible(uint64_t sample) {
-  return make_error(
-      Code::corruption,
-      "the index says of sample " + std::to_string(sample) + " what cannot be: make the index anew",
-      kWhere);
+  return fail(Code::corruption, "the index says of sample {} what cannot be: make the index anew",
+              sample);
 }
 
 }  // namespace
@@ -33,8 +27,7 @@ Result<SampleTable> SampleTable::equal(std::vector<std::string> keys,
                                        const std::vector<EqualRun>& runs, uint64_t stride,
                                        uint64_t bytes) {
   SampleTable table(std::move(keys));
-  if (bytes == 0)
-    return make_error(Code::invalid_argument, "samples have at least one byte", kWhere);
+  if (bytes == 0) return fail(Code::invalid_argument, "samples have at least one byte");
   constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
   uint64_t samples = 0;
   for (const EqualRun& run : runs) {
@@ -44,7 +37,7 @@ Result<SampleTable> SampleTable::equal(std::vector<std::string> keys,
         (run.samples <= 1 ||
          (run.samples - 1 <= kMost && stride <= (kMost - run.offset - bytes) / (run.samples - 1)));
     if (!fits || run.samples > kMost - samples)
-      return make_error(Code::invalid_argument, "samples lie beyond the largest offset", kWhere);
+      return fail(Code::invalid_argument, "samples lie beyond the largest offset");
     samples += run.samples;
     table.ends_.push_back(samples);
   }
@@ -59,21 +52,19 @@ Result<SampleTable> SampleTable::rows(std::vector<std::string> keys, std::vector
   SampleTable table(std::move(keys));
   constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
   if (row_bytes.empty() || std::ranges::count(row_bytes, uint64_t{0}) != 0)
-    return make_error(Code::invalid_argument, "rows have at least one byte", kWhere);
+    return fail(Code::invalid_argument, "rows have at least one byte");
   uint64_t samples = 0;
   for (const RowRun& run : runs) {
     if (run.object >= table.keys_.size()) return unknown_object(run.object, table.keys_.size());
     if (run.offsets.size() != row_bytes.size())
-      return make_error(Code::invalid_argument,
-                        "a run names " + std::to_string(run.offsets.size()) + " arrays of " +
-                            std::to_string(row_bytes.size()),
-                        kWhere);
+      return fail(Code::invalid_argument, "a run names {} arrays of {}", run.offsets.size(),
+                  row_bytes.size());
     for (size_t i = 0; i < row_bytes.size(); ++i) {
       if (run.offsets[i] > kMost || run.samples > (kMost - run.offsets[i]) / row_bytes[i])
-        return make_error(Code::invalid_argument, "rows lie beyond the largest offset", kWhere);
+        return fail(Code::invalid_argument, "rows lie beyond the largest offset");
     }
     if (run.samples > kMost - samples)
-      return make_error(Code::invalid_argument, "there are more rows than can be counted", kWhere);
+      return fail(Code::invalid_argument, "there are more rows than can be counted");
     samples += run.samples;
     table.ends_.push_back(samples);
   }
@@ -93,9 +84,7 @@ Result<SampleTable> SampleTable::ranges(std::vector<std::string> keys,
                     arrays.starts.back() == parts && arrays.offsets.size() == parts &&
                     arrays.bytes.size() == parts &&
                     (arrays.crcs.empty() || arrays.crcs.size() == parts);
-  if (!fits)
-    return make_error(Code::invalid_argument, "the parts of samples do not follow one another",
-                      kWhere);
+  if (!fits) return fail(Code::invalid_argument, "the parts of samples do not follow one another");
   table.object_bytes_ = std::move(object_bytes);
   table.arrays_ = std::move(arrays);
   table.record_ = std::move(record);
@@ -180,12 +169,9 @@ Status SampleTable::split(uint64_t sample, std::span<const std::byte> read,
 }
 
 Error SampleTable::damaged(uint64_t sample, uint64_t part, const char* how) const {
-  return make_error(Code::corruption,
-                    "sample " + std::to_string(sample) + " is damaged: bytes " +
-                        std::to_string(arrays_.offsets[part]) + " to " +
-                        std::to_string(arrays_.offsets[part] + arrays_.bytes[part]) + " of '" +
-                        keys_[arrays_.objects[part]] + "' " + how,
-                    kWhere);
+  return fail(Code::corruption, "sample {} is damaged: bytes {} to {} of '{}' {}", sample,
+              arrays_.offsets[part], arrays_.offsets[part] + arrays_.bytes[part],
+              keys_[arrays_.objects[part]], how);
 }
 
 }  // namespace stoker::data

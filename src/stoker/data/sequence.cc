@@ -7,8 +7,6 @@
 namespace stoker::data {
 namespace {
 
-constexpr const char* kWhere = "data/sequence";
-
 // One source, shuffled anew each epoch. The order of an epoch is made once for all positions in it.
 template <typename Order, typename Of>
 class Epochs {
@@ -103,10 +101,8 @@ Sequence Sequence::windowed(const WindowShape& shape, uint64_t seed) {
 Result<Sequence> Sequence::mixed(const std::vector<uint64_t>& counts,
                                  const std::vector<double>& weights, uint64_t seed) {
   if (counts.size() != weights.size()) {
-    return make_error(Code::invalid_argument,
-                      "a mixture of " + std::to_string(counts.size()) +
-                          " sources needs as many weights, not " + std::to_string(weights.size()),
-                      kWhere);
+    return fail(Code::invalid_argument, "a mixture of {} sources needs as many weights, not {}",
+                counts.size(), weights.size());
   }
   STOKER_ASSIGN(Mixture mixture, Mixture::make(weights, seed));
   // Sources of one length must not be drawn in one order: each has a seed of its own.

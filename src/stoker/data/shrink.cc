@@ -13,8 +13,6 @@
 namespace stoker::data {
 namespace {
 
-constexpr const char* kWhere = "data/shrink";
-
 // The encoder and what it wrote.
 struct Encoder {
   Encoder() {
@@ -62,9 +60,8 @@ bool encode(Encoder& encoder, const JpegOptions& of, int quality, std::byte* pix
 Result<std::optional<std::vector<std::byte>>> shrink_jpeg(std::span<const std::byte> file,
                                                           uint32_t side, int quality) {
   if (side == 0 || quality < 1 || quality > 100)
-    return make_error(Code::invalid_argument,
-                      "a smaller JPEG has a side of at least 1 and a quality from 1 to 100",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "a smaller JPEG has a side of at least 1 and a quality from 1 to 100");
   STOKER_ASSIGN(const ImageSize size, jpeg_size(file));
   const uint32_t shorter = std::min(size.width, size.height);
   if (shorter <= side) return std::optional<std::vector<std::byte>>{};
@@ -73,16 +70,13 @@ Result<std::optional<std::vector<std::byte>>> shrink_jpeg(std::span<const std::b
   options.width = std::max(1U, static_cast<uint32_t>(std::lround(size.width * scale)));
   options.height = std::max(1U, static_cast<uint32_t>(std::lround(size.height * scale)));
   if (!check(options))
-    return make_error(Code::unsupported,
-                      "the JPEG has " + std::to_string(size.width) + " x " +
-                          std::to_string(size.height) + " pixels, a shape that is too long",
-                      kWhere);
+    return fail(Code::unsupported, "the JPEG has {} x {} pixels, a shape that is too long",
+                size.width, size.height);
   std::vector<std::byte> pixels(options.bytes());
   STOKER_TRY(decode_jpeg(file, options, 0, 0, pixels.data()));
   Encoder encoder;
   if (!encode(encoder, options, quality, pixels.data()))
-    return make_error(
-        Code::io, "the smaller JPEG cannot be written: " + std::string(encoder.errors.why), kWhere);
+    return fail(Code::io, "the smaller JPEG cannot be written: {}", encoder.errors.why);
   const auto* const first = reinterpret_cast<const std::byte*>(encoder.file);
   return std::optional(std::vector<std::byte>(first, first + encoder.bytes));
 }

@@ -11,11 +11,10 @@ namespace {
 Result<uint64_t> answered(const Status& status) {
   if (status) return Clock::real().now_ns();
   if (status.error().code != Code::conflict) return status.error();
-  return make_error(Code::mismatch,
-                    status.error().what +
-                        ": it was replaced since the data was opened, and batches must not mix "
-                        "both; put the old object back, or open the data anew",
-                    "data/tagged_objects");
+  return fail(Code::mismatch,
+              "{}: it was replaced since the data was opened, and batches must not mix both; put "
+              "the old object back, or open the data anew",
+              status.error().what);
 }
 
 }  // namespace

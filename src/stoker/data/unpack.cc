@@ -13,12 +13,10 @@
 namespace stoker::data {
 namespace {
 
-constexpr const char* kWhere = "data/unpack";
-
 // Memory for the bytes behind the first `done` ones; none: there is no room for more.
 using Room = std::function<std::span<std::byte>(uint64_t done)>;
 
-Error damaged(const std::string& why) { return make_error(Code::corruption, why, kWhere); }
+Error damaged(const std::string& why) { return fail(Code::corruption, "{}", why); }
 Error cut() { return damaged("it ends in the middle of its data: it was cut"); }
 
 // Where a decompressor writes. Where there is no room it gets one byte, which must stay unused: it
@@ -52,7 +50,7 @@ Result<uint64_t> gunzip(std::span<const std::byte> packed, const Room& room) {
   constexpr int kGzip = 16;                    // a header and a CRC-32, not those of zlib
   z_stream stream{};
   if (inflateInit2(&stream, MAX_WBITS + kGzip) != Z_OK)
-    return make_error(Code::io, "zlib has no memory to unpack with", kWhere);
+    return fail(Code::io, "zlib has no memory to unpack with");
   const std::unique_ptr<z_stream, int (*)(z_stream*)> ends(&stream, inflateEnd);
   Output output(room);
   while (!packed.empty()) {
@@ -81,7 +79,7 @@ Result<uint64_t> gunzip(std::span<const std::byte> packed, const Room& room) {
 Result<uint64_t> unzstd(std::span<const std::byte> packed, const Room& room) {
   const std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream(ZSTD_createDStream(),
                                                                         ZSTD_freeDStream);
-  if (!stream) return make_error(Code::io, "zstd has no memory to unpack with", kWhere);
+  if (!stream) return fail(Code::io, "zstd has no memory to unpack with");
   Output output(room);
   ZSTD_inBuffer in{packed.data(), packed.size(), 0};
   size_t left = 1;  // 0: a frame is over
@@ -107,7 +105,7 @@ Result<uint64_t> run(Packing packing, std::span<const std::byte> packed, const R
     case Packing::none:
       break;
   }
-  return make_error(Code::invalid_argument, "it is not compressed", kWhere);
+  return fail(Code::invalid_argument, "it is not compressed");
 }
 
 }  // namespace

@@ -29,8 +29,7 @@ Status Bounce::reserve(Budget* budget) {
   for (Lane& lane : lanes_) {
     lane.owner = this;
     lane.memory = map_lane();
-    if (lane.memory == nullptr)
-      return errno_error(errno, "no memory for the bounce path of the I/O loop", "io/bounce");
+    if (lane.memory == nullptr) return fail(errno, "no memory for the bounce path of the I/O loop");
   }
   return {};
 }

@@ -17,8 +17,6 @@
 namespace stoker {
 namespace {
 
-constexpr const char* kWhere = "io/file_table";
-
 std::string parent_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
@@ -29,20 +27,17 @@ Error open_error(int sys_errno, const OpenFile& request) {
   const std::string file = "cannot open '" + request.path + "'";
   switch (sys_errno) {
     case ENOENT:
-      return errno_error(
-          sys_errno,
-          file + (request.create ? ": its folder does not exist" : ": there is no such file"),
-          kWhere);
+      return fail(sys_errno, "{}{}", file,
+                  request.create ? ": its folder does not exist" : ": there is no such file");
     case EACCES:
     case EPERM:
-      return errno_error(sys_errno, file + (request.write ? " for writing" : ""), kWhere);
+      return fail(sys_errno, "{}{}", file, request.write ? " for writing" : "");
     case EROFS:
-      return errno_error(sys_errno, file + " for writing: its file system is mounted read-only",
-                         kWhere);
+      return fail(sys_errno, "{} for writing: its file system is mounted read-only", file);
     case ETXTBSY:
-      return Error{Code::busy, sys_errno, file + ": it is in use", kWhere};
+      return Error{Code::busy, sys_errno, file + ": it is in use"};
     default:
-      return errno_error(sys_errno, file, kWhere);
+      return fail(sys_errno, "{}", file);
   }
 }
 
@@ -52,8 +47,7 @@ Status check_type(const OpenFile& request) {
   if (stat(request.path.c_str(), &st) != 0) return {};  // open(2) will say why
   if (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode)) return {};
   const std::string what = S_ISDIR(st.st_mode) ? "a folder" : "neither a file nor a block device";
-  return make_error(Code::invalid_argument, "cannot open '" + request.path + "': it is " + what,
-                    kWhere);
+  return fail(Code::invalid_argument, "cannot open '{}': it is {}", request.path, what);
 }
 
 // open(2) with O_DIRECT where the file system has it. Returns the descriptor or -errno.
@@ -95,16 +89,13 @@ Status reserve(int fd, const OpenFile& request) {
   if (error == 0) return {};
   const std::string need = human_bytes(request.reserve_bytes) + " for '" + request.path + "'";
   if (error == ENOSPC || error == EDQUOT) {
-    return errno_error(error,
-                       "cannot reserve " + need + ": only " + human_bytes(free_before) +
-                           " are free; free some space or ask for less",
-                       kWhere);
+    return fail(error, "cannot reserve {}: only {} are free; free some space or ask for less", need,
+                human_bytes(free_before));
   }
   if (error == EFBIG)
     return Error{Code::out_of_space, error,
-                 "cannot reserve " + need + ": the file system allows no file of that size",
-                 kWhere};
-  return errno_error(error, "cannot reserve " + need, kWhere);
+                 "cannot reserve " + need + ": the file system allows no file of that size"};
+  return fail(error, "cannot reserve {}", need);
 }
 
 // A new name survives power loss only once its folder was flushed.
@@ -114,9 +105,8 @@ Status make_durable(int fd, const std::string& path) {
   const int error = fsync(fd) != 0 || dir < 0 || fsync(dir) != 0 ? errno : 0;
   if (dir >= 0) ::close(dir);
   // Some file systems cannot flush a folder; they say so with EINVAL.
-  return error == 0 || error == EINVAL
-             ? Status{}
-             : errno_error(error, "cannot make the new file '" + path + "' durable", kWhere);
+  return error == 0 || error == EINVAL ? Status{}
+                                       : fail(error, "cannot make the new file '{}' durable", path);
 }
 
 Status prepare_new(int fd, const OpenFile& request) {
@@ -131,20 +121,18 @@ bool is_empty_file(int fd) {
 
 Result<uint64_t> size_of(int fd, const std::string& path) {
   struct stat st {};
-  if (fstat(fd, &st) != 0)
-    return errno_error(errno, "cannot tell the size of '" + path + "'", kWhere);
+  if (fstat(fd, &st) != 0) return fail(errno, "cannot tell the size of '{}'", path);
   if (!S_ISBLK(st.st_mode)) return static_cast<uint64_t>(st.st_size);
   uint64_t bytes = 0;
   if (ioctl(fd, BLKGETSIZE64, &bytes) != 0)
-    return errno_error(errno, "cannot tell the size of the device '" + path + "'", kWhere);
+    return fail(errno, "cannot tell the size of the device '{}'", path);
   return bytes;
 }
 
 // Fills in fd and info (but not the id).
 Status open_file(const OpenFile& request, FileTable::File* file) {
   if (request.create && !request.write)
-    return make_error(Code::invalid_argument,
-                      "a file that is to be created must be opened for writing", kWhere);
+    return fail(Code::invalid_argument, "a file that is to be created must be opened for writing");
   STOKER_TRY(check_type(request));
   const int access = request.write ? O_RDWR : O_RDONLY;
   bool created = false;
@@ -187,11 +175,10 @@ FileTable::~FileTable() {
 Result<FileInfo> FileTable::open(const OpenFile& request) {
   File file;
   if (nvme::is_target(request.path))
-    return make_error(
+    return fail(
         Code::unsupported,
-        "cannot open '" + request.path +
-            "': this engine sends no NVMe commands; uring does, on Linux 5.19 or newer",
-        kWhere);
+        "cannot open '{}': this engine sends no NVMe commands; uring does, on Linux 5.19 or newer",
+        request.path);
   STOKER_TRY(open_file(request, &file));
   return add(std::move(file));
 }
@@ -209,17 +196,14 @@ Status FileTable::close(FileId id) {
   MutexLock lock(mutex_);
   if (id < 0 || static_cast<size_t>(id) >= files_.size() ||
       files_[static_cast<size_t>(id)].fd < 0) {
-    return make_error(Code::invalid_argument, "no file is open under the id " + std::to_string(id),
-                      kWhere);
+    return fail(Code::invalid_argument, "no file is open under the id {}", id);
   }
   File& file = files_[static_cast<size_t>(id)];
   const int result = ::close(file.fd);
   const int error = errno;
   const std::string path = std::move(file.path);
   file = File{};
-  return result == 0 || error == EINTR
-             ? Status{}
-             : errno_error(error, "closing '" + path + "' failed", kWhere);
+  return result == 0 || error == EINTR ? Status{} : fail(error, "closing '{}' failed", path);
 }
 
 const FileTable::File* FileTable::find(FileId id) const {
@@ -231,12 +215,11 @@ const FileTable::File* FileTable::find(FileId id) const {
 
 bool startable(Op& op, const FileTable::File* file) {
   if (file == nullptr) {
-    op.result = make_error(Code::invalid_argument,
-                           "no file is open under the id " + std::to_string(op.file), kWhere);
+    op.result = fail(Code::invalid_argument, "no file is open under the id {}", op.file);
     return false;
   }
   if (!file->write && (op.kind == Op::Kind::write || op.kind == Op::Kind::trim)) {
-    op.result = make_error(Code::read_only, "'" + file->path + "' was opened read-only", kWhere);
+    op.result = fail(Code::read_only, "'{}' was opened read-only", file->path);
     return false;
   }
   if (Status status = check_op(op, file->info.align, file->path); !status) {

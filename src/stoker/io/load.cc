@@ -101,12 +101,10 @@ std::string_view name(Load::Kind kind) {
 
 Result<LoadResult> run_load(Loop& loop, FileId file, const Slice& memory, const Load& load) {
   if (load.depth == 0 || load.block_bytes == 0 || load.file_bytes < load.block_bytes)
-    return make_error(Code::invalid_argument,
-                      "a load needs a depth, a block size and a file of at least one block",
-                      "io/load");
+    return fail(Code::invalid_argument,
+                "a load needs a depth, a block size and a file of at least one block");
   if (memory.size / load.block_bytes < load.depth)
-    return make_error(Code::invalid_argument, "the memory holds fewer than depth blocks",
-                      "io/load");
+    return fail(Code::invalid_argument, "the memory holds fewer than depth blocks");
   return Run(loop, file, memory, load).go();
 }
 

@@ -143,21 +143,20 @@ class Loop::Impl {
 Status Loop::Impl::start() {
   const auto& floors = options_.floor_percent;
   if (std::accumulate(floors.begin(), floors.end(), 0U) > 100)
-    return make_error(Code::invalid_argument,
-                      "the floors of the I/O classes add up to more than 100 percent", "io/loop");
+    return fail(Code::invalid_argument,
+                "the floors of the I/O classes add up to more than 100 percent");
   if (options_.stall_warn_ns == 0 || options_.stall_error_ns < options_.stall_warn_ns)
-    return make_error(Code::invalid_argument,
-                      "an I/O loop must warn of a stalled disk before it gives it up", "io/loop");
+    return fail(Code::invalid_argument,
+                "an I/O loop must warn of a stalled disk before it gives it up");
   if (options_.depth == 0 || options_.queue_max == 0)
-    return make_error(Code::invalid_argument, "an I/O loop needs a depth and a queue of at least 1",
-                      "io/loop");
+    return fail(Code::invalid_argument, "an I/O loop needs a depth and a queue of at least 1");
   depth_ = std::min(options_.depth, engine_->traits().depth_max);
   batch_.reserve(depth_);
   STOKER_TRY(bounce_.reserve(options_.budget));
   try {
     thread_ = start_io_thread("stoker-io", [this] { run(); });
   } catch (const std::system_error& error) {
-    return errno_error(error.code().value(), "cannot start the thread of the I/O loop", "io/loop");
+    return fail(error.code().value(), "cannot start the thread of the I/O loop");
   }
   return {};
 }
@@ -175,10 +174,8 @@ Status Loop::Impl::submit(std::span<Op* const> ops) {
   if (ops.empty()) return {};
   if (waiting_.fetch_add(ops.size()) + ops.size() > options_.queue_max) {
     waiting_.fetch_sub(ops.size());
-    return make_error(Code::busy,
-                      "the I/O queue is full (" + std::to_string(options_.queue_max) +
-                          " operations): wait for some to finish",
-                      "io/loop");
+    return fail(Code::busy, "the I/O queue is full ({} operations): wait for some to finish",
+                options_.queue_max);
   }
   const uint64_t now = clock_.now_ns();
   Op* below = nullptr;
@@ -310,8 +307,7 @@ bool Loop::Impl::refuse(Op& op) {
   if (!error && !flights_->room())
     error = Error{Code::io, ETIMEDOUT,
                   "no more can be moved: transfers of disks that do not answer fill the queue; end "
-                  "this process",
-                  "io/loop"};
+                  "this process"};
   if (!error) return false;
   op.result = *std::move(error);
   op.done(op);

@@ -385,7 +385,7 @@ class FullEngine final : public HeldEngine {
   FullEngine(const bool& full, size_t& adopted)
       : HeldEngine(4, std::make_shared<Disks>()), full_(full), adopted_(adopted) {}
   Status adopt(const Arena&) override {
-    if (full_) return make_error(Code::out_of_space, "no room for another arena", "test");
+    if (full_) return fail(Code::out_of_space, "no room for another arena");
     ++adopted_;
     return {};
   }

@@ -12,8 +12,8 @@ namespace stoker {
 
 Result<std::unique_ptr<Engine>> make_engine(const std::string& name, uint32_t depth) {
   if (name != "auto" && name != "uring" && name != "posix" && name != "vfio") {
-    return make_error(Code::invalid_argument,
-                      "unknown I/O engine '" + name + "': choose auto, uring, posix or vfio", "io");
+    return fail(Code::invalid_argument,
+                "unknown I/O engine '{}': choose auto, uring, posix or vfio", name);
   }
   if (name == "vfio") {
     STOKER_ASSIGN(std::unique_ptr<Engine> vfio, nvme::VfioEngine::make(depth));
@@ -36,11 +36,10 @@ Result<std::unique_ptr<Engine>> make_pci_engine(const std::vector<std::string>& 
   });
   if (by_spdk == 0) return make_engine("vfio", depth);
   if (static_cast<size_t>(by_spdk) != targets.size())
-    return make_error(
-        Code::invalid_argument,
-        "the drives of a store are all driven by SPDK (nvme:spdk:...), or none is: '" + targets[0] +
-            "' and the others do not share an engine",
-        "io");
+    return fail(Code::invalid_argument,
+                "the drives of a store are all driven by SPDK (nvme:spdk:...), or none is: '{}' "
+                "and the others do not share an engine",
+                targets[0]);
   STOKER_ASSIGN(SpdkEngine spdk, make_spdk_engine(targets, depth));
   return std::move(spdk.engine);
 }

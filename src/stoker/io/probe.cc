@@ -14,7 +14,6 @@
 namespace stoker {
 namespace {
 
-constexpr const char* kWhere = "io/probe";
 constexpr uint64_t kFileMax = 1 * kGiB;
 constexpr uint64_t kFileMin = 64 * kMiB;
 constexpr size_t kMemory = 64 * kMiB;
@@ -45,22 +44,17 @@ std::vector<Plan> plans() {
 // How large a temporary file the folder has room for; half of what is free at most.
 Result<uint64_t> choose_bytes(const std::string& folder) {
   struct stat st {};
-  if (stat(folder.c_str(), &st) != 0)
-    return errno_error(errno, "cannot probe '" + folder + "'", kWhere);
+  if (stat(folder.c_str(), &st) != 0) return fail(errno, "cannot probe '{}'", folder);
   if (!S_ISDIR(st.st_mode))
-    return make_error(Code::invalid_argument, "cannot probe '" + folder + "': it is not a folder",
-                      kWhere);
+    return fail(Code::invalid_argument, "cannot probe '{}': it is not a folder", folder);
   struct statvfs fs {};
-  if (statvfs(folder.c_str(), &fs) != 0)
-    return errno_error(errno, "cannot probe '" + folder + "'", kWhere);
+  if (statvfs(folder.c_str(), &fs) != 0) return fail(errno, "cannot probe '{}'", folder);
   const uint64_t free = static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;
   const uint64_t bytes = align_down(std::min(kFileMax, free / 2), 4 * kMiB);
   if (bytes < kFileMin) {
-    return make_error(Code::out_of_space,
-                      "cannot probe '" + folder + "': only " + human_bytes(free) +
-                          " are free and " + human_bytes(2 * kFileMin) +
-                          " are needed; free some space",
-                      kWhere);
+    return fail(Code::out_of_space,
+                "cannot probe '{}': only {} are free and {} are needed; free some space", folder,
+                human_bytes(free), human_bytes(2 * kFileMin));
   }
   return bytes;
 }

@@ -14,14 +14,13 @@ namespace stoker {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr const char* kWhere = "io/probe";
 constexpr int kVersion = 1;
 
 Result<Load::Kind> parse_kind(const std::string& text) {
   for (const Load::Kind kind : {Load::Kind::read, Load::Kind::write, Load::Kind::mixed}) {
     if (text == name(kind)) return kind;
   }
-  return make_error(Code::corruption, "'" + text + "' is no kind of load", kWhere);
+  return fail(Code::corruption, "'{}' is no kind of load", text);
 }
 
 // Throws what nlohmann throws when a field is missing or of another type.
@@ -46,7 +45,7 @@ Result<Probe> parse(const Json& json) {
 
 Status write_whole(const std::string& path, const std::string& text) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return errno_error(errno, "cannot keep the probe's result as '" + path + "'", kWhere);
+  if (fd < 0) return fail(errno, "cannot keep the probe's result as '{}'", path);
   size_t at = 0;
   int error = 0;
   while (at < text.size() && error == 0) {
@@ -58,9 +57,7 @@ Status write_whole(const std::string& path, const std::string& text) {
   }
   if (error == 0 && fsync(fd) != 0) error = errno;
   if (::close(fd) != 0 && error == 0) error = errno;
-  return error == 0
-             ? Status{}
-             : errno_error(error, "cannot keep the probe's result as '" + path + "'", kWhere);
+  return error == 0 ? Status{} : fail(error, "cannot keep the probe's result as '{}'", path);
 }
 
 }  // namespace
@@ -93,7 +90,7 @@ Status save_probe(const std::string& folder, const Probe& probe) {
   const std::string temporary = path + "." + std::to_string(getpid());
   Status status = write_whole(temporary, probe_json(probe));
   if (status && rename(temporary.c_str(), path.c_str()) != 0)
-    status = errno_error(errno, "cannot keep the probe's result as '" + path + "'", kWhere);
+    status = fail(errno, "cannot keep the probe's result as '{}'", path);
   if (!status) unlink(temporary.c_str());
   return status;
 }
@@ -102,27 +99,21 @@ Result<Probe> load_probe(const std::string& folder) {
   const std::string path = probe_path(folder);
   std::ifstream file(path);
   if (!file)
-    return make_error(Code::not_found,
-                      "'" + folder + "' has not been probed: run 'stoker probe " + folder + "'",
-                      kWhere);
+    return fail(Code::not_found, "'{}' has not been probed: run 'stoker probe {}'", folder, folder);
   std::ostringstream text;
   text << file.rdbuf();
   try {
     const Json json = Json::parse(text.str());
     if (const int version = json.at("version").get<int>(); version != kVersion) {
-      return make_error(Code::mismatch,
-                        "'" + path + "' has version " + std::to_string(version) + ", not " +
-                            std::to_string(kVersion) + ": run 'stoker probe " + folder + "' again",
-                        kWhere);
+      return fail(Code::mismatch, "'{}' has version {}, not {}: run 'stoker probe {}' again", path,
+                  version, kVersion, folder);
     }
     auto probe = parse(json);
     if (!probe) return probe.error().with("'" + path + "'");
     return probe;
   } catch (const Json::exception& error) {
-    return make_error(Code::corruption,
-                      "'" + path + "' is not a probe's result (" + error.what() +
-                          "): run 'stoker probe " + folder + "' again",
-                      kWhere);
+    return fail(Code::corruption, "'{}' is not a probe's result ({}): run 'stoker probe {}' again",
+                path, error.what(), folder);
   }
 }
 

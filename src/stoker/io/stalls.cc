@@ -23,13 +23,10 @@ Status Stalls::closed(FileId file) {
   const auto found = files_.find(file);
   if (found == files_.end()) return {};
   if (found->second.orphans > 0) {
-    return make_error(
-        Code::busy,
-        "'" + found->second.path +
-            "' cannot be closed: its disk has not answered, and the kernel still has " +
-            std::to_string(found->second.orphans) +
-            " transfers of it; it stays locked until this process ends",
-        "io/stalls");
+    return fail(Code::busy,
+                "'{}' cannot be closed: its disk has not answered, and the kernel still has {} "
+                "transfers of it; it stays locked until this process ends",
+                found->second.path, found->second.orphans);
   }
   files_.erase(found);
   return {};
@@ -75,8 +72,7 @@ Error Stalls::give_up(FileId file, uint64_t age_ns) {
     state.error = Error{Code::io, ETIMEDOUT,
                         "the disk of '" + state.path + "' has not answered for " + seconds(age_ns) +
                             " and was given up (stall_seconds sets when); see what the kernel's "
-                            "log says of it, and start again when it is well",
-                        "io/stalls"};
+                            "log says of it, and start again when it is well"};
     log().error("{}", state.error->what);
   }
   return *state.error;

@@ -32,7 +32,7 @@ std::string place(const Op& op, const std::string& path) {
 }
 
 Error refusal(const Op& op, const std::string& path, const char* why) {
-  return make_error(Code::invalid_argument, place(op, path) + ": " + why, "io/transfer");
+  return fail(Code::invalid_argument, "{}: {}", place(op, path), why);
 }
 
 // A call that moved nothing: the end of the file for a read, a device that takes no more for a
@@ -41,7 +41,7 @@ void end_of_file(Op& op, const std::string& path) {
   const char* why = op.kind == Op::Kind::read
                         ? ": the file ends before that; it was cut short or is the wrong one"
                         : ": the device takes no more bytes there";
-  op.result = make_error(Code::io, place(op, path) + why, "io/transfer");
+  op.result = fail(Code::io, "{}{}", place(op, path), why);
 }
 
 void succeed(Op& op, IoCounters& counters) {
@@ -112,8 +112,7 @@ bool advance(Op& op, int64_t outcome, const std::string& path, IoCounters& count
 }
 
 void fail(Op& op, int sys_errno, const std::string& path, const std::string& what) {
-  op.result = errno_error(
-      sys_errno, place(op, path) + " failed" + (what.empty() ? "" : ": ") + what, "io/transfer");
+  op.result = fail(sys_errno, "{} failed{}{}", place(op, path), what.empty() ? "" : ": ", what);
 }
 
 }  // namespace stoker

@@ -49,7 +49,7 @@ uint64_t transparent_bytes(const std::byte* data, uint64_t bytes) {
 Result<Mapping> map_hugetlb(uint64_t bytes) {
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE, -1, 0);
-  if (at == MAP_FAILED) return errno_error(errno, "no reserved huge pages", "memory/arena");
+  if (at == MAP_FAILED) return fail(errno, "no reserved huge pages");
   return Mapping{static_cast<std::byte*>(at), {PageReport::Kind::hugetlb, bytes, bytes}};
 }
 
@@ -58,9 +58,7 @@ Result<Mapping> map_hugetlb(uint64_t bytes) {
 Result<Mapping> map_transparent(uint64_t bytes) {
   void* raw = mmap(nullptr, bytes + kLargePage, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED)
-    return errno_error(errno, "cannot reserve " + human_bytes(bytes) + " of memory",
-                       "memory/arena");
+  if (raw == MAP_FAILED) return fail(errno, "cannot reserve {} of memory", human_bytes(bytes));
   const auto start = reinterpret_cast<uintptr_t>(raw);
   const uint64_t before = align_up(start, kLargePage) - start;
   auto* data = static_cast<std::byte*>(raw) + before;
@@ -69,12 +67,11 @@ Result<Mapping> map_transparent(uint64_t bytes) {
   const bool advised = madvise(data, bytes, MADV_HUGEPAGE) == 0;
   if (madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
     if (errno != EINVAL) {
-      const Error error = errno_error(errno,
-                                      "the machine has not " + human_bytes(bytes) +
-                                          " of free memory for the arena; give a smaller budget",
-                                      "memory/arena");
+      const Error error =
+          fail(errno, "the machine has not {} of free memory for the arena; give a smaller budget",
+               human_bytes(bytes));
       munmap(data, bytes);
-      return Error{Code::over_budget, error.sys_errno, error.what, error.where};
+      return Error{Code::over_budget, error.sys_errno, error.what};
     }
     for (uint64_t at = 0; at < bytes; at += kIoAlign)
       *reinterpret_cast<volatile std::byte*>(data + at) = std::byte{0};
@@ -156,10 +153,8 @@ Result<Buffer> Arena::take(size_t bytes) {
     peak_ = std::max(peak_, used_);
     return Buffer(this, Slice{data_ + offset, static_cast<size_t>(need), id_});
   }
-  return make_error(Code::over_budget,
-                    "no free " + human_bytes(need) + " in the arena: " +
-                        human_bytes(size_ - used_) + " of " + human_bytes(size_) + " are free",
-                    "memory/arena");
+  return fail(Code::over_budget, "no free {} in the arena: {} of {} are free", human_bytes(need),
+              human_bytes(size_ - used_), human_bytes(size_));
 }
 
 void Arena::give_back(const Slice& slice) {

@@ -23,11 +23,9 @@ Grant::~Grant() {
 Result<Grant> Budget::take(uint64_t bytes, std::string_view who) {
   MutexLock lock(mutex_);
   if (bytes > cap_ - used_) {
-    return make_error(Code::over_budget,
-                      std::string(who) + " needs " + human_bytes(bytes) +
-                          ", but of the memory budget of " + human_bytes(cap_) + " only " +
-                          human_bytes(cap_ - used_) + " is left; give a larger budget",
-                      "memory/budget");
+    return fail(Code::over_budget,
+                "{} needs {}, but of the memory budget of {} only {} is left; give a larger budget",
+                who, human_bytes(bytes), human_bytes(cap_), human_bytes(cap_ - used_));
   }
   used_ += bytes;
   peak_ = std::max(peak_, used_);

@@ -15,7 +15,6 @@
 namespace stoker::net {
 namespace {
 
-constexpr const char* kWhere = "net/http";
 constexpr size_t kBodyMax = 16 << 20;  // of an answer that goes into a string
 constexpr size_t kHeadersMax = 64 << 10;
 // The library's, one a request.
@@ -400,7 +399,7 @@ Result<std::unique_ptr<Http>> Http::make(HttpOptions options) {
   static const CURLcode ready =
       curl_global_init(CURL_GLOBAL_DEFAULT);  // once a process, before any thread uses it
   CURLM* multi = ready == CURLE_OK ? curl_multi_init() : nullptr;
-  if (multi == nullptr) return make_error(Code::io, "the HTTP library cannot be started", kWhere);
+  if (multi == nullptr) return fail(Code::io, "the HTTP library cannot be started");
   curl_multi_setopt(multi, CURLMOPT_MAXCONNECTS, static_cast<long>(options.connections));
   curl_multi_setopt(multi, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
   return std::unique_ptr<Http>(new Http(std::make_unique<Impl>(std::move(options), multi)));

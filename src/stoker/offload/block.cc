@@ -32,29 +32,22 @@ uint64_t moment_plane_bytes(optim::MomentType type, uint64_t elements) {
 Result<BlockLayout> BlockLayout::make(BlockSpec spec, uint32_t tile_elements) {
   if (!std::has_single_bit(tile_elements) || tile_elements < kTileElementsMin ||
       tile_elements > kTileElementsMax) {
-    return make_error(Code::invalid_argument,
-                      "a tile has a power of two of elements from 32 Ki to 2 Mi, not " +
-                          std::to_string(tile_elements),
-                      "offload/block");
+    return fail(Code::invalid_argument,
+                "a tile has a power of two of elements from 32 Ki to 2 Mi, not {}", tile_elements);
   }
   if (spec.moments == optim::MomentType::q8 && tile_elements < kMomentCell) {
-    return make_error(Code::invalid_argument,
-                      "with 8-bit moments a tile has at least 128 Ki elements, not " +
-                          std::to_string(tile_elements),
-                      "offload/block");
+    return fail(Code::invalid_argument,
+                "with 8-bit moments a tile has at least 128 Ki elements, not {}", tile_elements);
   }
   if (spec.name.empty() || spec.elements == 0) {
-    return make_error(Code::invalid_argument, "a block needs a name and at least one element",
-                      "offload/block");
+    return fail(Code::invalid_argument, "a block needs a name and at least one element");
   }
   const bool fits = spec.frozen ? std::has_single_bit(spec.weight_bytes) && spec.weight_bytes <= 8
                                 : spec.weight_bytes == 2 || spec.weight_bytes == 4;
   if (!fits) {
-    return make_error(Code::invalid_argument,
-                      "block " + spec.name + " has weights of " +
-                          std::to_string(spec.weight_bytes) +
-                          " bytes; bf16 and float32 can be trained",
-                      "offload/block");
+    return fail(Code::invalid_argument,
+                "block {} has weights of {} bytes; bf16 and float32 can be trained", spec.name,
+                spec.weight_bytes);
   }
   spec.elements =
       align_up(spec.elements, spec.weight_bytes == 1 ? 2 * kElementAlign : kElementAlign);
@@ -117,20 +110,17 @@ Status BlockLayout::check(Store& store) const {
     if (!has(plane)) continue;
     auto info = store.stat(key(plane));
     if (!info && info.error().code == Code::not_found) {
-      return make_error(
-          Code::mismatch,
-          "the store has no object " + key(plane) + ": it belongs to another model or optimizer",
-          "offload/block");
+      return fail(Code::mismatch,
+                  "the store has no object {}: it belongs to another model or optimizer",
+                  key(plane));
     }
     if (!info) return info.error();
     if (info->bytes != plane_bytes(plane) || info->chunk_bytes != allowed_chunk(*this, plane)) {
-      return make_error(Code::mismatch,
-                        "object " + key(plane) + " has " + std::to_string(info->bytes) +
-                            " bytes in chunks of " + std::to_string(info->chunk_bytes) +
-                            ", but this model needs " + std::to_string(plane_bytes(plane)) +
-                            " in chunks of " + std::to_string(allowed_chunk(*this, plane)) +
-                            ": open the store with the model and tile size it was made with",
-                        "offload/block");
+      return fail(Code::mismatch,
+                  "object {} has {} bytes in chunks of {}, but this model needs {} in chunks of "
+                  "{}: open the store with the model and tile size it was made with",
+                  key(plane), info->bytes, info->chunk_bytes, plane_bytes(plane),
+                  allowed_chunk(*this, plane));
     }
   }
   return {};

@@ -57,7 +57,7 @@ class FaultyStore final : public Store {
     return under_.list(p, s);
   }
   Future<void> read(std::string_view k, uint64_t offset, Slice into, ReadOptions options) override {
-    if (hits(fail_reads, k, offset)) return make_error(Code::corruption, "chunk is rotten");
+    if (hits(fail_reads, k, offset)) return fail(Code::corruption, "chunk is rotten");
     const Future<void> done = under_.read(k, offset, into, options);
     if (!gate) return done;
     const auto promise = std::make_shared<Promise<void>>();
@@ -86,7 +86,7 @@ class FaultyTransaction final : public Transaction {
   }
   Future<void> write(std::string_view k, uint64_t offset, Slice from, Priority priority) override {
     if (store_.hits(store_.fail_writes, k, offset))
-      return make_error(Code::out_of_space, "the disk is full");
+      return fail(Code::out_of_space, "the disk is full");
     if (!store_.write_gate) return under_->write(k, offset, from, priority);
     const auto promise = std::make_shared<Promise<void>>();
     store_.write_gate->on_done(

@@ -7,9 +7,7 @@
 namespace stoker::offload {
 namespace {
 
-Error bad(const std::string& what) {
-  return make_error(Code::invalid_argument, what, "offload/session");
-}
+Error bad(const std::string& what) { return fail(Code::invalid_argument, "{}", what); }
 
 Status check_segment(const BlockLayout& layout, const Segment& segment, uint64_t free_from) {
   const std::string who =
@@ -38,10 +36,9 @@ Result<std::unique_ptr<Session>> Session::make(Store& store, const Runtime& runt
                                                SessionOptions options) {
   const Features features = store.features();
   if (features.atomic != AtomicUnit::transaction || !features.update) {
-    return make_error(
+    return fail(
         Code::unsupported,
-        "training needs a store with transactions and updates in place, such as local: or memory:",
-        "offload/session");
+        "training needs a store with transactions and updates in place, such as local: or memory:");
   }
   if (options.tiles == 0) return bad("a session needs at least one tile memory");
   // checks tile_elements
@@ -182,10 +179,8 @@ Status Session::retain(BlockId block) {
   if (bytes == 0) return bad("block " + found->layout.name() + " has no state to keep");
   STOKER_ASSIGN(Buffer memory, arena_.take(bytes));
   if (!updater_->retain(*found, std::move(memory))) {
-    return make_error(
-        Code::busy,
-        "block " + found->layout.name() + " is being updated, or its state is kept already",
-        "offload/session");
+    return fail(Code::busy, "block {} is being updated, or its state is kept already",
+                found->layout.name());
   }
   MutexLock lock(mutex_);
   retained_bytes_ += bytes;
@@ -195,9 +190,8 @@ Status Session::retain(BlockId block) {
 Status Session::release(BlockId block) {
   STOKER_ASSIGN(Block * found, find(block));
   if (!updater_->release(*found)) {
-    return make_error(
-        Code::busy, "block " + found->layout.name() + " is being updated, or its state is not kept",
-        "offload/session");
+    return fail(Code::busy, "block {} is being updated, or its state is not kept",
+                found->layout.name());
   }
   MutexLock lock(mutex_);
   retained_bytes_ -= found->layout.state_bytes();

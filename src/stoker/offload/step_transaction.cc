@@ -36,18 +36,13 @@ void JobCount::wait_none() const {
 Future<Version> StepTransaction::commit(Durability durability) {
   {
     MutexLock lock(mutex_);
-    if (committed_)
-      return make_error(Code::invalid_argument, "this transaction was committed already",
-                        "offload/step");
+    if (committed_) return fail(Code::invalid_argument, "this transaction was committed already");
     if (const size_t jobs = jobs_->computing(); jobs != 0) {
-      return make_error(
-          Code::busy,
-          std::to_string(jobs) + " updates of this transaction still compute; wait for them first",
-          "offload/step");
+      return fail(Code::busy, "{} updates of this transaction still compute; wait for them first",
+                  jobs);
     }
     if (poison_) return poison_->with("the step cannot be committed");
-    if (abandoned_)
-      return make_error(Code::cancelled, "this transaction was abandoned", "offload/step");
+    if (abandoned_) return fail(Code::cancelled, "this transaction was abandoned");
     committed_ = true;
   }
   // The fate is set before the returned future is done: whoever waited for it sees the version.
@@ -70,11 +65,9 @@ std::optional<Error> StepTransaction::poisoned() const {
 Status StepTransaction::begin_job() {
   MutexLock lock(mutex_);
   if (committed_)
-    return make_error(Code::invalid_argument,
-                      "this transaction was committed: updates need a new one", "offload/step");
+    return fail(Code::invalid_argument, "this transaction was committed: updates need a new one");
   if (abandoned_)
-    return make_error(Code::cancelled, "this transaction was abandoned: updates need a new one",
-                      "offload/step");
+    return fail(Code::cancelled, "this transaction was abandoned: updates need a new one");
   jobs_->begin();
   return {};
 }

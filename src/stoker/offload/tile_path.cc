@@ -106,9 +106,8 @@ void Updater::reads_done(const TilePtr& tile) {
 void Updater::compute(const TilePtr& tile) {
   UpdateJob& job = *tile->job;
   if (job.cancelled()) {
-    job.fail(make_error(Code::cancelled,
-                        "the update of block " + tile->block->layout.name() + " was abandoned",
-                        "offload/updater"));
+    job.fail(
+        fail(Code::cancelled, "the update of block {} was abandoned", tile->block->layout.name()));
   } else {
     const TraceScope traced(traffic_.trace, "kernels",
                             [&] { return "update " + tile_name(*tile); });

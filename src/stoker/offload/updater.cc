@@ -84,9 +84,8 @@ void Updater::skip_rest(const JobPtr& job) {
   const size_t tiles = job->order_.size() - job->next_;
   job->next_ = job->order_.size();
   if (tiles != 0)
-    job->fail(make_error(Code::cancelled,
-                         "the update of block " + job->block_.layout.name() + " was abandoned",
-                         "offload/updater"));
+    job->fail(
+        fail(Code::cancelled, "the update of block {} was abandoned", job->block_.layout.name()));
   tile_computed(*job, tiles);
   finish_job(job, tiles);
 }

@@ -81,16 +81,14 @@ Status check_device(const std::string& path) {
   if (nvme::is_target(path)) return {};
   struct stat st {};
   if (stat(path.c_str(), &st) != 0 || !S_ISBLK(st.st_mode))
-    return make_error(Code::invalid_argument,
-                      "'" + path + "' is no device: delete the file of the store instead",
-                      "store/blank");
+    return fail(Code::invalid_argument, "'{}' is no device: delete the file of the store instead",
+                path);
   const int fd = ::open(path.c_str(), O_RDONLY | O_EXCL | O_CLOEXEC);
   if (fd < 0 && errno == EBUSY)
-    return make_error(Code::busy,
-                      "'" + path +
-                          "' is in use, by a mounted file system, as swap or as a part of a RAID; "
-                          "end that first",
-                      "store/blank");
+    return fail(
+        Code::busy,
+        "'{}' is in use, by a mounted file system, as swap or as a part of a RAID; end that first",
+        path);
   if (fd >= 0) ::close(fd);
   return {};
 }

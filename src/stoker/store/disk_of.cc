@@ -68,8 +68,7 @@ Disks disks_of_device(unsigned major, unsigned minor, const std::string& sysfs) 
 
 Result<Disks> disks_of(const std::string& path, const std::string& sysfs) {
   struct stat status {};
-  if (stat(path.c_str(), &status) != 0)
-    return errno_error(errno, "cannot look at '" + path + "'", "store/disk_of");
+  if (stat(path.c_str(), &status) != 0) return fail(errno, "cannot look at '{}'", path);
   const dev_t device = S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev;
   return disks_of_device(major(device), minor(device), sysfs);
 }

@@ -9,8 +9,6 @@
 namespace stoker {
 namespace {
 
-constexpr const char* kWhere = "store/folder";
-
 Status flush_folder(const std::filesystem::path& folder) {
   const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
@@ -18,8 +16,7 @@ Status flush_folder(const std::filesystem::path& folder) {
   // EINVAL: cannot be flushed
   return error == 0 || error == EINVAL
              ? Status()
-             : errno_error(error, "cannot make a folder in '" + folder.string() + "' durable",
-                           kWhere);
+             : fail(error, "cannot make a folder in '{}' durable", folder.string());
 }
 
 }  // namespace
@@ -28,7 +25,7 @@ Result<std::filesystem::file_status> look_at(const std::filesystem::path& path) 
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   if (!error || error.value() == ENOENT) return status;
-  return errno_error(error.value(), "cannot look at '" + path.string() + "'", kWhere);
+  return fail(error.value(), "cannot look at '{}'", path.string());
 }
 
 // A new name survives power loss once the folder that it stands in was flushed.
@@ -37,8 +34,7 @@ Status make_folder(const std::filesystem::path& folder) {
   if (folder.empty() || std::filesystem::exists(folder, error)) return {};
   STOKER_TRY(make_folder(folder.parent_path()));
   std::filesystem::create_directory(folder, error);
-  if (error)
-    return errno_error(error.value(), "cannot make the folder '" + folder.string() + "'", kWhere);
+  if (error) return fail(error.value(), "cannot make the folder '{}'", folder.string());
   return flush_folder(folder.parent_path());
 }
 

@@ -17,43 +17,35 @@ constexpr uint32_t kChunkMin = 64 * kKiB;
 constexpr uint32_t kChunkMax = 8 * kMiB;
 
 Error no_object(std::string_view key) {
-  return make_error(Code::not_found, "there is no object '" + std::string(key) + "'",
-                    "store/memory");
+  return fail(Code::not_found, "there is no object '{}'", key);
 }
 
 Status check_name(std::string_view snapshot) {
   if (!snapshot.empty()) return {};
-  return make_error(Code::invalid_argument, "a snapshot needs a name", "store/memory");
+  return fail(Code::invalid_argument, "a snapshot needs a name");
 }
 
 Error snapshot_there(std::string_view name) {
-  return make_error(
-      Code::already_exists,
-      "there is a snapshot '" + std::string(name) + "' already: drop it or take another name",
-      "store/memory");
+  return fail(Code::already_exists,
+              "there is a snapshot '{}' already: drop it or take another name", name);
 }
 
 Error no_snapshot(std::string_view name) {
-  return make_error(Code::not_found, "there is no snapshot '" + std::string(name) + "'",
-                    "store/memory");
+  return fail(Code::not_found, "there is no snapshot '{}'", name);
 }
 
 Status check_chunk_bytes(uint32_t chunk_bytes) {
   if (chunk_bytes % kIoAlign == 0 && chunk_bytes >= kChunkMin && chunk_bytes <= kChunkMax)
     return {};
-  return make_error(Code::invalid_argument,
-                    "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
-                        std::to_string(chunk_bytes) + " bytes",
-                    "store/memory");
+  return fail(Code::invalid_argument,
+              "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes", chunk_bytes);
 }
 
 Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset, size_t bytes) {
   if (offset <= object_bytes && bytes <= object_bytes - offset) return {};
-  return make_error(Code::invalid_argument,
-                    "bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
-                        " are beyond the end of '" + std::string(key) + "', which has " +
-                        std::to_string(object_bytes) + "; resize it first",
-                    "store/memory");
+  return fail(Code::invalid_argument,
+              "bytes {} to {} are beyond the end of '{}', which has {}; resize it first", offset,
+              offset + bytes, key, object_bytes);
 }
 
 }  // namespace
@@ -70,11 +62,10 @@ class MemoryStore::Chunk {
     if (full || !grant) {
       store.used_bytes_.fetch_sub(bytes);
       if (!full) return grant.error();
-      return make_error(Code::out_of_space,
-                        "the memory store of " + human_bytes(capacity) +
-                            " is full: " + human_bytes(before) + " are used and " +
-                            human_bytes(bytes) + " more are needed; remove objects or snapshots",
-                        "store/memory");
+      return fail(Code::out_of_space,
+                  "the memory store of {} is full: {} are used and {} more are needed; remove "
+                  "objects or snapshots",
+                  human_bytes(capacity), human_bytes(before), human_bytes(bytes));
     }
     return std::shared_ptr<Chunk>(new Chunk(store, bytes, std::move(*grant)));
   }
@@ -87,10 +78,9 @@ class MemoryStore::Chunk {
   void seal() { crc_ = crc32c(data_.get(), bytes_); }
   Status verify(std::string_view key, uint64_t index) const {
     if (crc32c(data_.get(), bytes_) == crc_) return {};
-    return make_error(Code::corruption,
-                      "chunk " + std::to_string(index) + " of '" + std::string(key) +
-                          "' differs from its checksum: the memory of this machine is failing",
-                      "store/memory");
+    return fail(Code::corruption,
+                "chunk {} of '{}' differs from its checksum: the memory of this machine is failing",
+                index, key);
   }
 
  private:
@@ -142,17 +132,14 @@ class MemoryStore::Staged final : public Transaction {
 
 Result<MemoryStore::Staged::Entry*> MemoryStore::Staged::own(std::string_view key) {
   if (done_)
-    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
-                      "store/memory");
-  if (key.empty())
-    return make_error(Code::invalid_argument, "an object needs a name", "store/memory");
+    return fail(Code::invalid_argument, "the transaction is already committed: begin another");
+  if (key.empty()) return fail(Code::invalid_argument, "an object needs a name");
   if (auto at = staged_.find(key); at != staged_.end()) return &at->second;
   MutexLock lock(store_.mutex_);
   if (!store_.owned_.emplace(key).second) {
-    return make_error(Code::busy,
-                      "another open transaction has changed '" + std::string(key) +
-                          "': wait until it is committed or abandoned",
-                      "store/memory");
+    return fail(
+        Code::busy,
+        "another open transaction has changed '{}': wait until it is committed or abandoned", key);
   }
   const auto committed = store_.current_.find(key);
   Entry entry = committed == store_.current_.end() ? Entry() : Entry(*committed->second);
@@ -169,11 +156,9 @@ Status MemoryStore::Staged::resize(std::string_view key, uint64_t bytes, uint32_
   }
   Object& object = **entry;
   if (chunk_bytes != 0 && chunk_bytes != object.chunk_bytes) {
-    return make_error(Code::invalid_argument,
-                      "'" + std::string(key) + "' has chunks of " +
-                          std::to_string(object.chunk_bytes) +
-                          " bytes and keeps them; remove it first",
-                      "store/memory");
+    return fail(Code::invalid_argument,
+                "'{}' has chunks of {} bytes and keeps them; remove it first", key,
+                object.chunk_bytes);
   }
   const uint64_t chunks = align_up(bytes, object.chunk_bytes) / object.chunk_bytes;
   // Bytes cut off now must read as zeros when the object grows again, so the last chunk is cut, not
@@ -259,8 +244,7 @@ Future<void> MemoryStore::Staged::read(std::string_view key, uint64_t offset, Sl
 Status MemoryStore::Staged::require(std::string_view key, std::string_view tag) {
   MutexLock lock(mutex_);
   if (done_)
-    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
-                      "store/memory");
+    return fail(Code::invalid_argument, "the transaction is already committed: begin another");
   required_.insert_or_assign(std::string(key), std::string(tag));
   return {};
 }
@@ -269,8 +253,7 @@ Status MemoryStore::Staged::name(std::string_view snapshot) {
   STOKER_TRY(check_name(snapshot));
   MutexLock lock(mutex_);
   if (done_)
-    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
-                      "store/memory");
+    return fail(Code::invalid_argument, "the transaction is already committed: begin another");
   name_ = snapshot;
   return {};
 }
@@ -278,12 +261,10 @@ Status MemoryStore::Staged::name(std::string_view snapshot) {
 Future<Version> MemoryStore::Staged::commit(Durability durability) {
   MutexLock lock(mutex_);
   if (done_)
-    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
-                      "store/memory");
+    return fail(Code::invalid_argument, "the transaction is already committed: begin another");
   if (!name_.empty() && durability == Durability::deferred)
-    return make_error(Code::invalid_argument,
-                      "a version that gets a name must be durable: commit it as durable",
-                      "store/memory");
+    return fail(Code::invalid_argument,
+                "a version that gets a name must be durable: commit it as durable");
   done_ = true;
   MutexLock store_lock(store_.mutex_);
   for (const auto& [key, entry] : staged_) store_.owned_.erase(key);
@@ -396,16 +377,13 @@ Result<std::unique_ptr<Transaction>> MemoryStore::begin() {
 Result<Version> MemoryStore::copy(std::string_view from, std::string_view to) {
   MutexLock lock(mutex_);
   if (from == to || to.empty())
-    return make_error(Code::invalid_argument,
-                      "'" + std::string(from) + "' cannot be copied to '" + std::string(to) + "'",
-                      "store/memory");
+    return fail(Code::invalid_argument, "'{}' cannot be copied to '{}'", from, to);
   const auto source = current_.find(from);
   if (source == current_.end()) return no_object(from);
   if (owned_.contains(to))
-    return make_error(Code::busy,
-                      "an open transaction has changed '" + std::string(to) +
-                          "': wait until it is committed or abandoned",
-                      "store/memory");
+    return fail(Code::busy,
+                "an open transaction has changed '{}': wait until it is committed or abandoned",
+                to);
   auto copy = std::make_shared<Object>(*source->second);  // the chunks are shared
   copy->version = ++version_;
   current_.insert_or_assign(std::string(to), std::move(copy));

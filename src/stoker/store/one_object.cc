@@ -8,25 +8,20 @@ namespace stoker {
 
 Status OneObject::check_open(std::string_view wanted) const {
   if (done)
-    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
-                      store.where);
+    return fail(Code::invalid_argument, "the transaction is already committed: begin another");
   if (key.empty() || key == wanted) return {};
-  return make_error(Code::unsupported,
-                    std::string("a transaction of ") + store.name +
-                        " holds one object, and this one has '" + key + "' already: commit '" +
-                        std::string(wanted) +
-                        "' in another, or use a store with transactions, such as local:",
-                    store.where);
+  return fail(Code::unsupported,
+              "a transaction of {} holds one object, and this one has '{}' already: commit '{}' in "
+              "another, or use a store with transactions, such as local:",
+              store.name, key, wanted);
 }
 
 Status OneObject::check_chunk(uint32_t chunk_bytes) const {
   const bool good =
       chunk_bytes % kIoAlign == 0 && chunk_bytes >= 64 * kKiB && chunk_bytes <= 8 * kMiB;
   if (chunk_bytes == 0 || good) return {};
-  return make_error(Code::invalid_argument,
-                    "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
-                        std::to_string(chunk_bytes) + " bytes",
-                    store.where);
+  return fail(Code::invalid_argument,
+              "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes", chunk_bytes);
 }
 
 Status OneObject::check_write(std::string_view wanted, uint64_t offset, uint64_t size,
@@ -34,28 +29,24 @@ Status OneObject::check_write(std::string_view wanted, uint64_t offset, uint64_t
   const std::string name(wanted);
   if (!touched || removed) {
     STOKER_TRY(there());
-    return make_error(Code::unsupported,
-                      std::string(store.name) + " writes objects anew: call resize('" + name +
-                          "') in this transaction first, and write all of it",
-                      store.where);
+    return fail(
+        Code::unsupported,
+        "{} writes objects anew: call resize('{}') in this transaction first, and write all of it",
+        store.name, name);
   }
   if (offset <= bytes && size <= bytes - offset) return {};
-  return make_error(Code::invalid_argument,
-                    "bytes " + std::to_string(offset) + " to " + std::to_string(offset + size) +
-                        " are beyond the end of '" + name + "', which has " +
-                        std::to_string(bytes) + "; resize it first",
-                    store.where);
+  return fail(Code::invalid_argument,
+              "bytes {} to {} are beyond the end of '{}', which has {}; resize it first", offset,
+              offset + size, name, bytes);
 }
 
 Status OneObject::check_read(std::string_view wanted) const {
   if (!touched || key != wanted) return {};
-  return make_error(Code::unsupported,
-                    std::string("what is staged in ") + store.name +
-                        " cannot be read before it is committed: '" + std::string(wanted) + "'",
-                    store.where);
+  return fail(Code::unsupported, "what is staged in {} cannot be read before it is committed: '{}'",
+              store.name, wanted);
 }
 
-void OneObject::fail(const Error& error) {
+void OneObject::refuse(const Error& error) {
   if (!failed && !done) failed = error;
 }
 

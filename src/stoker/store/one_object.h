@@ -16,8 +16,7 @@ namespace stoker {
 
 // For sentences.
 struct OneObjectStore {
-  const char* name;   // "a dir: store"
-  const char* where;  // of an Error
+  const char* name;  // "a dir: store"
 };
 
 struct OneObject {
@@ -31,7 +30,7 @@ struct OneObject {
                      const std::function<Status()>& there) const REQUIRES(mutex);
   Status check_read(std::string_view key) const REQUIRES(mutex);
   // Of a write that was refused.
-  void fail(const Error& error) REQUIRES(mutex);
+  void refuse(const Error& error) REQUIRES(mutex);
   // Nothing comes to it any more. Error: that was so before.
   Status finish() REQUIRES(mutex);
   // Calls `then` on the pool as soon as nothing is under way.

@@ -36,8 +36,7 @@ namespace stoker {
 namespace {
 
 Error bad(const std::string& composition, const std::string& why) {
-  return make_error(Code::invalid_argument, "cannot open the store '" + composition + "': " + why,
-                    "store/open");
+  return fail(Code::invalid_argument, "cannot open the store '{}': {}", composition, why);
 }
 
 // The word before the first ':' where that looks like a scheme, else empty.

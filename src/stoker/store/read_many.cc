@@ -6,20 +6,14 @@
 namespace stoker {
 namespace {
 
-constexpr const char* kWhere = "store/read_many";
-
 Status check(size_t keys, const Piece& piece, size_t number, size_t memory) {
   const std::string name = "piece " + std::to_string(number) + " of a batch";
   if (piece.object >= keys) {
-    return make_error(Code::invalid_argument,
-                      name + " is of object " + std::to_string(piece.object) + ", but there are " +
-                          std::to_string(keys) + " keys",
-                      kWhere);
+    return fail(Code::invalid_argument, "{} is of object {}, but there are {} keys", name,
+                piece.object, keys);
   }
   if (piece.into > memory || piece.bytes > memory - piece.into) {
-    return make_error(Code::invalid_argument,
-                      name + " ends behind the " + std::to_string(memory) + " bytes of memory",
-                      kWhere);
+    return fail(Code::invalid_argument, "{} ends behind the {} bytes of memory", name, memory);
   }
   return {};
 }

@@ -9,7 +9,6 @@
 namespace stoker {
 namespace {
 
-constexpr const char* kWhere = "store";
 constexpr uint64_t kCopyPiece = 4 * kMiB;
 
 }  // namespace
@@ -20,32 +19,29 @@ Status check_required(std::string_view key, std::string_view tag, std::string_vi
   const std::string what = found.empty() ? name + " is gone"
                            : tag.empty() ? name + " is there already"
                                          : name + " was changed meanwhile";
-  return make_error(Code::conflict,
-                    what + ": nothing was committed; look at the object, then decide anew", kWhere);
+  return fail(Code::conflict, "{}: nothing was committed; look at the object, then decide anew",
+              what);
 }
 
 Status Transaction::require(std::string_view key, std::string_view /*tag*/) {
-  return make_error(
-      Code::unsupported,
-      "this store has no conditions, so '" + std::string(key) +
-          "' cannot be required to be anything; use a store with features().conditional",
-      kWhere);
+  return fail(Code::unsupported,
+              "this store has no conditions, so '{}' cannot be required to be anything; use a "
+              "store with features().conditional",
+              key);
 }
 
 Status Transaction::name(std::string_view snapshot) {
-  return make_error(Code::unsupported,
-                    "this store has no snapshots, so no version can be named '" +
-                        std::string(snapshot) + "'; use a store with features().snapshots",
-                    kWhere);
+  return fail(Code::unsupported,
+              "this store has no snapshots, so no version can be named '{}'; use a store with "
+              "features().snapshots",
+              snapshot);
 }
 
 Future<View> Store::view(std::string_view key, uint64_t offset, size_t bytes, ReadOptions options) {
   STOKER_ASSIGN(const ObjectInfo object, stat(key, options.snapshot));  // before it takes memory
   if (offset > object.bytes || bytes > object.bytes - offset)
-    return make_error(Code::invalid_argument,
-                      "'" + std::string(key) + "' has " + std::to_string(object.bytes) +
-                          " bytes: a view ends behind them",
-                      kWhere);
+    return fail(Code::invalid_argument, "'{}' has {} bytes: a view ends behind them", key,
+                object.bytes);
   const auto memory = std::make_shared<AlignedBytes>(std::max<size_t>(bytes, 1));
   return read(key, offset, memory->slice().sub(0, bytes), options)
       .then([memory, bytes](const Status& status) -> Result<View> {
@@ -82,9 +78,7 @@ Status Store::remove(const std::vector<std::string>& keys) {
 
 Result<Version> Store::copy(std::string_view from, std::string_view to) {
   STOKER_ASSIGN(const ObjectInfo source, stat(from));
-  if (from == to)
-    return make_error(Code::invalid_argument,
-                      "'" + std::string(from) + "' cannot be copied to itself", kWhere);
+  if (from == to) return fail(Code::invalid_argument, "'{}' cannot be copied to itself", from);
   STOKER_ASSIGN(const auto change, begin());
   if (features().conditional && features().atomic == AtomicUnit::transaction)
     STOKER_TRY(change->require(from, source.tag));

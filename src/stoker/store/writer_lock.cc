@@ -17,8 +17,6 @@
 namespace stoker {
 namespace {
 
-constexpr const char* kWhere = "store/writer_lock";
-
 // The descriptors that hold locks. fork() copies them, and a lock lives until it is let go of or
 // the last copy is closed. A child closes its copies at once, or a DataLoader's worker would keep
 // the store when its parent was killed; and whoever took a lock lets go of it, because a child
@@ -86,24 +84,22 @@ void write_holder(int fd, const std::string& name) {
 Result<int> lock_file(const std::string& file_path, const std::string& path, bool read_only) {
   Held::all();  // before there is a lock to be copied
   const int fd = ::open(file_path.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
-  if (fd < 0) return errno_error(errno, "cannot open the store '" + path + "'", kWhere);
+  if (fd < 0) return fail(errno, "cannot open the store '{}'", path);
   if (flock(fd, (read_only ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return Held::all().add(fd);
   const int error = errno;
   if (error == EWOULDBLOCK) {
     const std::string who = in_the_way(fd, read_only);
     if (who.empty()) return Held::all().add(fd);
     ::close(fd);
-    return make_error(
-        Code::busy,
-        "the store '" + path + "' is " + who + "; wait until it ends, or use another store",
-        kWhere);
+    return fail(Code::busy, "the store '{}' is {}; wait until it ends, or use another store", path,
+                who);
   }
   if (read_only) {
     log().info("the file system of '{}' has no locks: a writer at work would not be noticed", path);
     return Held::all().add(fd);
   }
   ::close(fd);
-  return errno_error(error, "cannot lock the store '" + path + "'", kWhere);
+  return fail(error, "cannot lock the store '{}'", path);
 }
 
 void unlock_file(int fd) { Held::all().drop(fd); }

@@ -80,7 +80,7 @@ class FakeNvme {
       drive_.mapped_bytes = 0;
     }
     Result<std::unique_ptr<nvme::Device>> open(const std::string& address) override {
-      if (address != "0000:00:04.0") return make_error(Code::not_found, "no such device", "fake");
+      if (address != "0000:00:04.0") return fail(Code::not_found, "no such device");
       return std::unique_ptr<nvme::Device>(new FakeDevice(drive_));
     }
     Result<uint64_t> map(const void* data, uint64_t bytes) override {

@@ -16,7 +16,7 @@ std::optional<Error> FaultPlan::meet(StoreCall call) {
     if (fault->call != call || --fault->countdown != 0) continue;
     const Code code = fault->code;
     faults_.erase(fault);
-    return make_error(code, "a fault that the test ordered", "testing/fault_store");
+    return fail(code, "a fault that the test ordered");
   }
   return std::nullopt;
 }

@@ -148,8 +148,8 @@ class HeldEngine : public Engine {
     disks_->changed.notify_all();
     auto& disk = disks_->disk(op.file);
     if (sys_errno != 0 || op.offset + op.bytes.size > disk.size()) {
-      op.result = errno_error(
-          sys_errno, sys_errno != 0 ? "the test wants it so" : "beyond the disk", "testing");
+      op.result =
+          fail(sys_errno, "{}", sys_errno != 0 ? "the test wants it so" : "beyond the disk");
       return;
     }
     EXPECT_TRUE(is_aligned(reinterpret_cast<uintptr_t>(op.bytes.data), kIoAlign));

@@ -25,7 +25,7 @@ class NamespaceFiles final : public Engine {
     trim.bytes = Slice{nullptr, whole.bytes};
     trim.done = [](Op&) noexcept {};
     Op* ops[] = {&trim};
-    if (engine->submit(ops) != 1) return make_error(Code::busy, "the engine takes no op");
+    if (engine->submit(ops) != 1) return fail(Code::busy, "the engine takes no op");
     while (engine->poll(1'000'000'000) == 0) {
     }
     if (!trim.result) return trim.result.error();
@@ -37,15 +37,15 @@ class NamespaceFiles final : public Engine {
 
   Result<FileInfo> open(const OpenFile& request) override {
     if (request.create && !request.write)
-      return make_error(Code::invalid_argument, "what is to be created must be written");
+      return fail(Code::invalid_argument, "what is to be created must be written");
     std::lock_guard lock(mutex_);
     auto found = files_.find(request.path);
     if (found == files_.end() && !request.create)
-      return make_error(Code::not_found, "there is no '" + request.path + "'");
+      return fail(Code::not_found, "there is no '{}'", request.path);
     const bool empty = found == files_.end() || found->second.bytes == 0;
     if (empty && request.create) {
       const Range range{free_, request.reserve_bytes};
-      if (range.bytes > bytes_ - free_) return make_error(Code::out_of_space, "it does not fit");
+      if (range.bytes > bytes_ - free_) return fail(Code::out_of_space, "it does not fit");
       free_ += range.bytes;
       found = files_.insert_or_assign(request.path, range).first;
     }

@@ -72,8 +72,8 @@ class Recorder {
     const auto version = open->commit(durability).wait();
     if (!version) return failed(version.error());
     if (*version != now_.version)
-      return make_error(Code::mismatch, "the commit has version " + std::to_string(*version) +
-                                            " instead of " + std::to_string(now_.version));
+      return fail(Code::mismatch, "the commit has version {} instead of {}", *version,
+                  now_.version);
     if (durability == Durability::durable) acknowledged();
     return {};
   }
@@ -100,7 +100,7 @@ class Recorder {
       const auto version = futures[i].wait();
       if (!version) return version.error();
       if (*version != timeline_[first + i]->version)
-        return make_error(Code::mismatch, "commits have other versions than their order says");
+        return fail(Code::mismatch, "commits have other versions than their order says");
       if (list[i].durability == Durability::durable) acknowledged(first + i);
     }
     return {};
@@ -133,7 +133,7 @@ class Recorder {
       const auto version = futures[i].wait();
       if (!version && status) status = version.error();
       if (version && *version != before.version + 1 + i)
-        return make_error(Code::mismatch, "commits have other versions than their order says");
+        return fail(Code::mismatch, "commits have other versions than their order says");
     }
     if (status) {
       acknowledged();
@@ -259,13 +259,11 @@ inline Result<size_t> find_point(Store& store, const Timeline& timeline, Admissi
     // two points may share a version: after a failed commit the next one takes its number
     wrong = whole.message();
   }
-  if (!wrong.empty())
-    return make_error(Code::corruption, "version " + std::to_string(info.committed) + ": " + wrong);
-  return make_error(Code::corruption,
-                    "version " + std::to_string(info.committed) + " with " +
-                        std::to_string(named.size()) + " snapshots was found, but only versions " +
-                        std::to_string(timeline[range.first]->version) + " to " +
-                        std::to_string(timeline[range.last]->version) + " may come back");
+  if (!wrong.empty()) return fail(Code::corruption, "version {}: {}", info.committed, wrong);
+  return fail(Code::corruption,
+              "version {} with {} snapshots was found, but only versions {} to {} may come back",
+              info.committed, named.size(), timeline[range.first]->version,
+              timeline[range.last]->version);
 }
 
 using Images = std::map<std::string, SimImage>;

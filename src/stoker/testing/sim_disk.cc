@@ -251,10 +251,8 @@ uint64_t SimDisk::room(const std::string& path) const {
 // one of its full size.
 Status SimDisk::make(const std::string& path, uint64_t bytes) {
   if (room(path) < bytes) {
-    return errno_error(
-        ENOSPC,
-        "cannot reserve " + human_bytes(bytes) + " for '" + path + "': the simulated disk is full",
-        "testing/sim");
+    return fail(ENOSPC, "cannot reserve {} for '{}': the simulated disk is full",
+                human_bytes(bytes), path);
   }
   const bool there = disks_.contains(path);    // and empty
   for (uint64_t step = 0; step < 3; ++step) {  // its name, its size, both made durable
@@ -265,8 +263,7 @@ Status SimDisk::make(const std::string& path, uint64_t bytes) {
     const uint64_t left = random_() % (step + 1);
     disk.now = disk.durable = SimImage(left == 2 ? bytes : 0);
     if (left == 0 && !there) disks_.erase(path);
-    return errno_error(EIO, "cannot make '" + path + "': the simulated disk has no power",
-                       "testing/sim");
+    return fail(EIO, "cannot make '{}': the simulated disk has no power", path);
   }
   Disk& disk = disks_.at(path);
   disk.now = disk.durable = SimImage(bytes);

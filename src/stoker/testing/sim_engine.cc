@@ -12,9 +12,7 @@ namespace stoker {
 
 Result<std::unique_ptr<Engine>> SimEngine::make(std::shared_ptr<SimDisk> disk, uint32_t depth,
                                                 const SimDevice& device) {
-  if (depth == 0)
-    return make_error(Code::invalid_argument, "an engine needs a depth of at least 1",
-                      "testing/sim");
+  if (depth == 0) return fail(Code::invalid_argument, "an engine needs a depth of at least 1");
   return std::unique_ptr<Engine>(new SimEngine(std::move(disk), depth, device));
 }
 
@@ -22,13 +20,11 @@ SimEngine::~SimEngine() { STOKER_CHECK(flights_.empty() && held_.empty()); }
 
 Result<FileInfo> SimEngine::open(const OpenFile& file) {
   if (file.create && !file.write)
-    return make_error(Code::invalid_argument, "'" + file.path + "' cannot be made without writing",
-                      "testing/sim");
+    return fail(Code::invalid_argument, "'{}' cannot be made without writing", file.path);
   std::scoped_lock lock(mutex_, disk_->mutex_);
   const auto there = disk_->disks_.find(file.path);
   if (there == disk_->disks_.end() && !file.create)
-    return make_error(Code::not_found, "there is no simulated disk '" + file.path + "'",
-                      "testing/sim");
+    return fail(Code::not_found, "there is no simulated disk '{}'", file.path);
   if (there == disk_->disks_.end() || (file.create && there->second.now.bytes() == 0))
     STOKER_TRY(disk_->make(file.path, file.reserve_bytes));
   size_t id = 0;
@@ -45,8 +41,7 @@ Status SimEngine::close(FileId file) {
   std::lock_guard lock(mutex_);
   if (file < 0 || static_cast<size_t>(file) >= files_.size() ||
       !files_[static_cast<size_t>(file)].open) {
-    return make_error(Code::invalid_argument, "file " + std::to_string(file) + " is not open",
-                      "testing/sim");
+    return fail(Code::invalid_argument, "file {} is not open", file);
   }
   files_[static_cast<size_t>(file)].open = false;
   return {};
@@ -84,8 +79,7 @@ bool SimEngine::start(Flight& flight) {
       file = files_[static_cast<size_t>(op.file)];
   }
   if (!file.open) {
-    op.result = make_error(Code::invalid_argument,
-                           "file " + std::to_string(op.file) + " is not open", "testing/sim");
+    op.result = fail(Code::invalid_argument, "file {} is not open", op.file);
     return false;
   }
   if (const Status fits = check_op(op, kIoAlign, file.path); !fits) {
@@ -93,8 +87,7 @@ bool SimEngine::start(Flight& flight) {
     return false;
   }
   if (!file.write && (op.kind == Op::Kind::write || op.kind == Op::Kind::trim)) {
-    op.result =
-        make_error(Code::read_only, "'" + file.path + "' was opened read-only", "testing/sim");
+    op.result = fail(Code::read_only, "'{}' was opened read-only", file.path);
     return false;
   }
   flight.path = std::move(file.path);

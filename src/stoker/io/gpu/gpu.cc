@@ -9,7 +9,6 @@
 namespace stoker::gpu {
 namespace {
 
-constexpr const char* kWhere = "io/gpu";
 constexpr int kOutOfMemory = 2;  // of CUDA
 
 uint64_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
@@ -27,18 +26,14 @@ Result<std::shared_ptr<Gpu>> Gpu::open(int ordinal, const Libraries& libraries) 
 
 Status Gpu::check(int error, const char* doing) const {
   if (error == 0) return {};
-  return make_error(Code::io,
-                    std::string(doing) + " failed with the CUDA error " + std::to_string(error),
-                    kWhere);
+  return fail(Code::io, "{} failed with the CUDA error {}", doing, error);
 }
 
 Status Gpu::start(int ordinal) {
   STOKER_TRY(check(cuda_.init(0), "starting CUDA"));
   int device = -1;
   if (cuda_.device_get(&device, ordinal) != 0)
-    return make_error(Code::not_found,
-                      "there is no GPU " + std::to_string(ordinal) + "; they are numbered from 0",
-                      kWhere);
+    return fail(Code::not_found, "there is no GPU {}; they are numbered from 0", ordinal);
   STOKER_TRY(check(cuda_.context_retain(&context_, device), "taking the GPU"));
   device_ = device;
   std::array<char, 128> name{};
@@ -77,8 +72,7 @@ Result<std::unique_ptr<Arena>> Gpu::make_arena(uint64_t bytes, Budget& budget) {
   uint64_t raw = 0;
   const int error = cuda_.allocate(&raw, size + kIoAlign);
   if (error == kOutOfMemory)
-    return make_error(Code::over_budget, "the GPU has not " + human_bytes(size) + " of free memory",
-                      kWhere);
+    return fail(Code::over_budget, "the GPU has not {} of free memory", human_bytes(size));
   STOKER_TRY(check(error, "taking memory of the GPU"));
   // NOLINTNEXTLINE(performance-no-int-to-ptr): CUDA has its addresses as numbers
   auto* data = reinterpret_cast<std::byte*>(align_up(raw, kIoAlign));

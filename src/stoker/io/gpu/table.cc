@@ -5,8 +5,6 @@
 namespace stoker::gpu {
 namespace {
 
-constexpr const char* kWhere = "io/gpu";
-
 // One library, and what of it is missing.
 class Library {
  public:
@@ -26,7 +24,7 @@ class Library {
   }
 
   Status status() const {
-    return problem_.empty() ? Status{} : make_error(Code::unsupported, problem_, kWhere);
+    return problem_.empty() ? Status{} : fail(Code::unsupported, "{}", problem_);
   }
 
  private:

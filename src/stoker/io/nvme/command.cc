@@ -11,7 +11,6 @@
 namespace stoker::nvme {
 namespace {
 
-constexpr const char* kWhere = "io/nvme";
 constexpr std::string_view kPrefix = "nvme:";
 constexpr uint8_t kFlush = 0x00, kWrite = 0x01, kRead = 0x02, kWriteZeroes = 0x08, kIdentify = 0x06;
 constexpr uint64_t kBlocksMax = 1 << 16;      // of one command
@@ -33,11 +32,10 @@ std::string text_at(std::span<const std::byte> bytes, size_t at, size_t size) {
 }
 
 Error bad_target(std::string_view path, const std::string& why) {
-  return make_error(Code::invalid_argument,
-                    "'" + std::string(path) + "' names no NVMe namespace: " + why +
-                        "; write for example nvme:/dev/ng0n1, or nvme:/dev/ng0n1@1GiB+64MiB for "
-                        "64 MiB from 1 GiB on",
-                    kWhere);
+  return fail(Code::invalid_argument,
+              "'{}' names no NVMe namespace: {}; write for example nvme:/dev/ng0n1, or "
+              "nvme:/dev/ng0n1@1GiB+64MiB for 64 MiB from 1 GiB on",
+              path, why);
 }
 
 struct Known {
@@ -104,19 +102,17 @@ Result<Space> read_space(std::span<const std::byte, kIdentifyBytes> answer, uint
   const auto metadata = word_at<uint16_t>(answer, 128 + 4 * format);
   const auto shift = word_at<uint8_t>(answer, 128 + 4 * format + 2);
   if (space.blocks == 0)
-    return make_error(Code::not_found, "the drive has no active namespace of this number", kWhere);
+    return fail(Code::not_found, "the drive has no active namespace of this number");
   if (metadata != 0)
-    return make_error(Code::unsupported,
-                      "its blocks carry " + std::to_string(metadata) +
-                          " bytes of metadata each; format it without (nvme format --ms=0; that "
-                          "deletes what it holds)",
-                      kWhere);
+    return fail(Code::unsupported,
+                "its blocks carry {} bytes of metadata each; format it without (nvme format "
+                "--ms=0; that deletes what it holds)",
+                metadata);
   if (shift < 9 || shift > 12)
-    return make_error(Code::unsupported,
-                      "it has blocks of 2^" + std::to_string(shift) +
-                          " bytes; format it with blocks of 512 to 4096 bytes (nvme format; that "
-                          "deletes what it holds)",
-                      kWhere);
+    return fail(Code::unsupported,
+                "it has blocks of 2^{} bytes; format it with blocks of 512 to 4096 bytes (nvme "
+                "format; that deletes what it holds)",
+                shift);
   space.block_bytes = 1U << shift;
   const uint64_t transfer =
       controller.transfer_bytes == 0 ? kTransferMax : controller.transfer_bytes;

@@ -19,7 +19,6 @@ namespace stoker::nvme {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kWhere = "io/nvme";
 constexpr std::string_view kPciClass = "0x0108";  // of NVMe controllers
 // Where the kernel does not tell: pages of memory that one command takes in every version.
 constexpr uint64_t kPagesSure = 64;
@@ -28,29 +27,25 @@ Error open_error(int error, const OpenFile& request, const std::string& device) 
   const std::string what = "cannot open '" + request.path + "'";
   switch (error) {
     case ENOENT:
-      return errno_error(error,
-                         what +
-                             ": there is no such device; `stoker nvme list` names those "
-                             "of this machine",
-                         kWhere);
+      return fail(error,
+                  "{}: there is no such device; `stoker nvme list` names those of this machine",
+                  what);
     case EACCES:
     case EPERM:
-      return errno_error(error, what + ": only root may send commands to a drive", kWhere);
+      return fail(error, "{}: only root may send commands to a drive", what);
     default:
-      return errno_error(error, what + " (" + device + ")", kWhere);
+      return fail(error, "{} ({})", what, device);
   }
 }
 
 Status check_type(const OpenFile& request, const std::string& device) {
   struct stat st {};
   if (stat(device.c_str(), &st) != 0 || S_ISCHR(st.st_mode)) return {};  // open(2) will say why
-  return make_error(
-      Code::invalid_argument,
-      "cannot open '" + request.path + "': " +
-          (S_ISBLK(st.st_mode) ? "it is a block device, without the word nvme: it works as it is; "
-                                 "commands go to the device /dev/ng... of the same number"
-                               : "it is no device"),
-      kWhere);
+  return fail(Code::invalid_argument, "cannot open '{}': {}", request.path,
+              S_ISBLK(st.st_mode)
+                  ? "it is a block device, without the word nvme: it works as it is; "
+                    "commands go to the device /dev/ng... of the same number"
+                  : "it is no device");
 }
 
 // Carries one command about the drive itself and waits for it.
@@ -65,9 +60,9 @@ Status administer(int fd, const Command& command, const std::string& path) {
   const int result = ioctl(fd, NVME_IOCTL_ADMIN_CMD, &raw);
   if (result == 0) return {};
   const std::string what = "the drive of '" + path + "' does not say what it is";
-  if (result < 0) return errno_error(errno, what, kWhere);
+  if (result < 0) return fail(errno, "{}", what);
   const Failure failure = failure_of(static_cast<uint16_t>(result));
-  return errno_error(failure.sys_errno, what + ": " + failure.sentence, kWhere);
+  return fail(failure.sys_errno, "{}: {}", what, failure.sentence);
 }
 
 std::string line_of(const fs::path& file) {
@@ -101,21 +96,18 @@ Status check_unused(const std::string& device, const std::string& path) {
     if (fd >= 0 || errno != EBUSY) return {};
     usleep(5'000);
   }
-  return make_error(Code::busy,
-                    "'" + path + "' cannot be had: its block device " + block +
-                        " is in use, by a mounted file system, as swap or as a part of a RAID; "
-                        "end that first",
-                    kWhere);
+  return fail(Code::busy,
+              "'{}' cannot be had: its block device {} is in use, by a mounted file system, as "
+              "swap or as a part of a RAID; end that first",
+              path, block);
 }
 
 // Whoever has the file open would lose the drive, or keep the kernel from taking it.
 Status check_unopened(const std::string& file, const std::string& address) {
   const std::string holder = opener_of(file);
   if (holder.empty()) return {};
-  return make_error(Code::busy,
-                    "the drive " + address + " does not change its driver: " + holder + " uses " +
-                        file + "; end that first",
-                    kWhere);
+  return fail(Code::busy, "the drive {} does not change its driver: {} uses {}; end that first",
+              address, holder, file);
 }
 
 // What the kernel takes as one command: it joins no more than so many pages.
@@ -131,7 +123,7 @@ uint64_t kernel_bytes(const std::string& device) {
 Result<Space> identify_device(int fd, const std::string& path) {
   const int number = ioctl(fd, NVME_IOCTL_ID);
   if (number <= 0)
-    return Error{Code::invalid_argument, errno, "'" + path + "' is no NVMe namespace", kWhere};
+    return Error{Code::invalid_argument, errno, "'" + path + "' is no NVMe namespace"};
   alignas(4096) std::array<std::byte, kIdentifyBytes> answer{};
   STOKER_TRY(administer(fd, identify(kIdentifyController, 0, answer), path));
   const Controller controller = read_controller(answer);
@@ -148,7 +140,7 @@ Status write_line(const fs::path& file, const std::string& line, const std::stri
       fd >= 0 && ::write(fd, line.data(), line.size()) == static_cast<ssize_t>(line.size());
   const int error = errno;
   if (fd >= 0) ::close(fd);
-  return written ? Status{} : errno_error(error, what + ": '" + file.string() + "'", kWhere);
+  return written ? Status{} : fail(error, "{}: '{}'", what, file.string());
 }
 
 Result<Drive> find_drive(const std::string& address, const std::string& sys) {
@@ -156,10 +148,10 @@ Result<Drive> find_drive(const std::string& address, const std::string& sys) {
   const auto found = std::find_if(drives.begin(), drives.end(),
                                   [&](const Drive& each) { return each.address == address; });
   if (found != drives.end()) return *found;
-  return make_error(Code::not_found,
-                    "there is no NVMe drive at the address '" + address +
-                        "'; `stoker nvme list` names those of this machine",
-                    kWhere);
+  return fail(
+      Code::not_found,
+      "there is no NVMe drive at the address '{}'; `stoker nvme list` names those of this machine",
+      address);
 }
 
 // Has the kernel choose a driver anew; `driver` empty: the one it would choose itself.
@@ -180,15 +172,13 @@ Status bind_drive(const std::string& address, const std::string& sys) {
   if (drive.driver == "vfio-pci") return {};
   std::error_code error;
   if (!fs::exists(fs::path(sys) / "bus/pci/drivers/vfio-pci", error))
-    return make_error(Code::unsupported,
-                      "the kernel's driver vfio-pci is not loaded; load it: modprobe vfio-pci",
-                      kWhere);
+    return fail(Code::unsupported,
+                "the kernel's driver vfio-pci is not loaded; load it: modprobe vfio-pci");
   if (!fs::exists(fs::path(sys) / "bus/pci/devices" / address / "iommu_group", error))
-    return make_error(Code::unsupported,
-                      "the drive " + address +
-                          " has no IOMMU group; turn the IOMMU on (in the firmware, and with "
-                          "intel_iommu=on for the kernel)",
-                      kWhere);
+    return fail(Code::unsupported,
+                "the drive {} has no IOMMU group; turn the IOMMU on (in the firmware, and with "
+                "intel_iommu=on for the kernel)",
+                address);
   for (const std::string& device : drive.devices) {
     STOKER_TRY(check_unused(device, address));
     STOKER_TRY(check_unopened(device, address));
@@ -212,10 +202,8 @@ Status fill_in(FileTable::File& file, const OpenFile& request, const Target& tar
                const Space& space) {
   const uint64_t all = align_down(space.bytes(), 4096);
   if (target.offset > all || target.bytes.value_or(0) > all - target.offset)
-    return make_error(Code::invalid_argument,
-                      "'" + request.path + "' lies beyond the end: the namespace has " +
-                          std::to_string(all) + " bytes",
-                      kWhere);
+    return fail(Code::invalid_argument, "'{}' lies beyond the end: the namespace has {} bytes",
+                request.path, all);
   file.path = request.path;
   file.write = request.write;
   file.info.bytes = target.bytes.value_or(all - target.offset);
@@ -227,11 +215,10 @@ Status fill_in(FileTable::File& file, const OpenFile& request, const Target& tar
 Result<FileTable::File> open_device(const OpenFile& request) {
   STOKER_ASSIGN(const Target target, parse_target(request.path));
   if (!target.device.starts_with('/'))
-    return make_error(Code::unsupported,
-                      "cannot open '" + request.path +
-                          "': what is named by its PCI address is driven by the engine vfio; the "
-                          "kernel's devices are nvme:/dev/ng0n1 and the like",
-                      kWhere);
+    return fail(Code::unsupported,
+                "cannot open '{}': what is named by its PCI address is driven by the engine vfio; "
+                "the kernel's devices are nvme:/dev/ng0n1 and the like",
+                request.path);
   STOKER_TRY(check_type(request, target.device));
   if (request.write) STOKER_TRY(check_unused(target.device, request.path));
   FileTable::File file;
@@ -267,7 +254,7 @@ Result<std::vector<Drive>> list_drives(const std::string& sys) {
     drives.push_back(std::move(drive));
   }
   if (error && error != std::errc::no_such_file_or_directory)
-    return errno_error(error.value(), "cannot look at the PCI devices in '" + sys + "'", kWhere);
+    return fail(error.value(), "cannot look at the PCI devices in '{}'", sys);
   std::sort(drives.begin(), drives.end(),
             [](const Drive& a, const Drive& b) { return a.address < b.address; });
   return drives;

@@ -16,7 +16,6 @@
 namespace stoker::nvme {
 namespace {
 
-constexpr const char* kWhere = "io/nvme/driver";
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kAdminEntries = 16;
 constexpr uint32_t kLoudQueue = 1, kQuietQueue = 2;
@@ -44,7 +43,7 @@ uint64_t entries_bytes(uint32_t size) { return align_up(uint64_t{size} * 64, kPa
 uint64_t answers_bytes(uint32_t size) { return align_up(uint64_t{size} * 16, kPage); }
 
 Error driver_error(const std::string& address, int error, const std::string& what) {
-  return errno_error(error, "the NVMe drive " + address + " " + what, kWhere);
+  return fail(error, "the NVMe drive {} {}", address, what);
 }
 
 }  // namespace

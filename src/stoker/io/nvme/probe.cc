@@ -19,7 +19,6 @@
 namespace stoker::nvme {
 namespace {
 
-constexpr const char* kWhere = "io/nvme/probe";
 constexpr size_t kMemory = 8 * kMiB;
 constexpr uint64_t kSpanMax = kGiB;  // of the namespace, from the target's begin
 constexpr uint32_t kDepthMax = 128;
@@ -199,8 +198,8 @@ Result<std::vector<ReadPoint>> probe_reads(const std::string& target,
   std::vector<ReadPoint> points;
   for (const Plan& plan : kPlans) {
     if (span < plan.block_bytes)
-      return make_error(Code::invalid_argument,
-                        "'" + target + "' is too small to be measured: it needs 1 MiB", kWhere);
+      return fail(Code::invalid_argument, "'{}' is too small to be measured: it needs 1 MiB",
+                  target);
     for (Way& way : ways) {
       if (options.progress)
         options.progress(

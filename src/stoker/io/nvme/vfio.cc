@@ -21,13 +21,12 @@ namespace stoker::nvme {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kWhere = "io/nvme/vfio";
 // What every IOMMU reaches, without the addresses below 4 GiB, where interrupts have theirs.
 constexpr uint64_t kFirst = 4 * kGiB, kEnd = 512 * kGiB;
 constexpr uint64_t kLarge = 2 * kMiB;
 
 Error device_error(int error, const std::string& address, const std::string& what) {
-  return errno_error(error, "cannot drive the device " + address + ": " + what, kWhere);
+  return fail(error, "cannot drive the device {}: {}", address, what);
 }
 
 std::string in_use_by(const std::string& holder) {
@@ -72,15 +71,13 @@ Result<std::shared_ptr<Bus>> VfioBus::of_process() {
 Result<std::shared_ptr<Bus>> VfioBus::make() {
   const int fd = ::open("/dev/vfio/vfio", O_RDWR | O_CLOEXEC);
   if (fd < 0)
-    return errno_error(errno,
-                       "cannot drive a device from here: /dev/vfio/vfio does not open; load the "
-                       "module (modprobe vfio-pci)",
-                       kWhere);
+    return fail(errno,
+                "cannot drive a device from here: /dev/vfio/vfio does not open; load the module "
+                "(modprobe vfio-pci)");
   if (ioctl(fd, VFIO_GET_API_VERSION) != VFIO_API_VERSION ||
       ioctl(fd, VFIO_CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU) != 1) {
     ::close(fd);
-    return make_error(Code::unsupported, "this kernel's VFIO has no IOMMU of type 1, version 2",
-                      kWhere);
+    return fail(Code::unsupported, "this kernel's VFIO has no IOMMU of type 1, version 2");
   }
   return std::shared_ptr<Bus>(new VfioBus(fd));
 }
@@ -130,11 +127,10 @@ Status VfioBus::take_group(int group, const std::string& what) {
   status.argsz = sizeof status;
   if (ioctl(group, VFIO_GROUP_GET_STATUS, &status) != 0 ||
       (status.flags & VFIO_GROUP_FLAGS_VIABLE) == 0)
-    return make_error(Code::busy,
-                      "cannot drive the device " + what +
-                          ": another device of its IOMMU group has a driver of the kernel's; bind "
-                          "all of the group",
-                      kWhere);
+    return fail(Code::busy,
+                "cannot drive the device {}: another device of its IOMMU group has a driver of the "
+                "kernel's; bind all of the group",
+                what);
   int fd = fd_;
   if (ioctl(group, VFIO_GROUP_SET_CONTAINER, &fd) != 0)
     return device_error(errno, what, "its IOMMU group cannot be taken");
@@ -161,8 +157,7 @@ Result<uint64_t> VfioBus::map(const void* data, uint64_t bytes) {
   std::lock_guard lock(mutex_);
   const uint64_t at = find_room(bytes);
   if (at == 0)
-    return make_error(Code::out_of_space,
-                      "the IOMMU has no room for " + human_bytes(bytes) + " more", kWhere);
+    return fail(Code::out_of_space, "the IOMMU has no room for {} more", human_bytes(bytes));
   vfio_iommu_type1_dma_map request{};
   request.argsz = sizeof request;
   request.flags = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE;
@@ -170,10 +165,10 @@ Result<uint64_t> VfioBus::map(const void* data, uint64_t bytes) {
   request.iova = at;
   request.size = bytes;
   if (ioctl(fd_, VFIO_IOMMU_MAP_DMA, &request) != 0)
-    return errno_error(errno,
-                       "the IOMMU does not take " + human_bytes(bytes) +
-                           " of memory (a higher limit of locked memory, ulimit -l, may help)",
-                       kWhere);
+    return fail(errno,
+                "the IOMMU does not take {} of memory (a higher limit of locked memory, ulimit -l, "
+                "may help)",
+                human_bytes(bytes));
   used_.emplace(at, bytes);
   return at;
 }
@@ -190,7 +185,7 @@ void VfioBus::unmap(uint64_t at, uint64_t bytes) {
 
 Result<std::unique_ptr<DmaMemory>> DmaMemory::make(Bus& bus, uint64_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) return errno_error(errno, "no memory for a drive's queues", kWhere);
+  if (data == MAP_FAILED) return fail(errno, "no memory for a drive's queues");
   const auto at = bus.map(data, bytes);
   if (!at) {
     munmap(data, bytes);
@@ -228,18 +223,18 @@ Status PciDevice::take() {
     return device_error(ENOENT, address, "there is none; `stoker nvme list` names those there are");
   const std::string driver = fs::read_symlink(folder / "driver", error).filename();
   if (driver != "vfio-pci")
-    return make_error(Code::busy,
-                      "cannot drive the device " + address + ": " +
-                          (driver.empty() ? "it is not bound to vfio-pci"
-                                          : "the kernel's driver " + driver + " has it") +
-                          "; `stoker nvme bind " + address + "` takes it from there",
-                      kWhere);
+    return fail(Code::busy,
+                "cannot drive the device {}: {}; `stoker nvme bind {}` takes it from there",
+                address,
+                driver.empty() ? "it is not bound to vfio-pci"
+                               : "the kernel's driver " + driver + " has it",
+                address);
   const std::string group = fs::read_symlink(folder / "iommu_group", error).filename();
   if (group.empty())
-    return make_error(Code::unsupported,
-                      "cannot drive the device " + address +
-                          ": it has no IOMMU group; turn the IOMMU on (firmware; intel_iommu=on)",
-                      kWhere);
+    return fail(Code::unsupported,
+                "cannot drive the device {}: it has no IOMMU group; turn the IOMMU on (firmware; "
+                "intel_iommu=on)",
+                address);
   STOKER_TRY(bus_.claim(address));
   claimed_ = true;
   STOKER_ASSIGN(const int group_fd, bus_.group(group, address));
@@ -254,11 +249,10 @@ Status PciDevice::map_registers() {
   region.argsz = sizeof region;
   region.index = VFIO_PCI_BAR0_REGION_INDEX;
   if (ioctl(device_, VFIO_DEVICE_GET_REGION_INFO, &region) != 0)
-    return errno_error(errno, "the drive's registers are not to be had", kWhere);
+    return fail(errno, "the drive's registers are not to be had");
   void* mapped = mmap(nullptr, region.size, PROT_READ | PROT_WRITE, MAP_SHARED, device_,
                       static_cast<off_t>(region.offset));
-  if (mapped == MAP_FAILED)
-    return errno_error(errno, "the drive's registers cannot be mapped", kWhere);
+  if (mapped == MAP_FAILED) return fail(errno, "the drive's registers cannot be mapped");
   registers_ = static_cast<volatile std::byte*>(mapped);
   registers_bytes_ = region.size;
   return {};
@@ -285,17 +279,17 @@ Status PciDevice::let_reach_memory(bool may) {
   region.argsz = sizeof region;
   region.index = VFIO_PCI_CONFIG_REGION_INDEX;
   if (ioctl(device_, VFIO_DEVICE_GET_REGION_INFO, &region) != 0)
-    return errno_error(errno, "the drive's PCI registers are not to be had", kWhere);
+    return fail(errno, "the drive's PCI registers are not to be had");
   const auto at = static_cast<off_t>(region.offset + PCI_COMMAND);
   uint16_t command = 0;
   if (pread(device_, &command, sizeof command, at) != sizeof command)
-    return errno_error(errno, "the drive's PCI registers cannot be read", kWhere);
+    return fail(errno, "the drive's PCI registers cannot be read");
   command |= PCI_COMMAND_MEMORY;
   command =
       static_cast<uint16_t>(may ? command | PCI_COMMAND_MASTER : command & ~PCI_COMMAND_MASTER);
   return pwrite(device_, &command, sizeof command, at) == sizeof command
              ? Status{}
-             : errno_error(errno, "the drive's PCI registers cannot be written", kWhere);
+             : fail(errno, "the drive's PCI registers cannot be written");
 }
 
 void PciDevice::cut_off() {
@@ -308,7 +302,7 @@ void PciDevice::cut_off() {
 Status PciDevice::enable() {
   STOKER_TRY(let_reach_memory(true));
   interrupt_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (interrupt_ < 0) return errno_error(errno, "cannot make an eventfd", kWhere);
+  if (interrupt_ < 0) return fail(errno, "cannot make an eventfd");
   alignas(vfio_irq_set) std::array<std::byte, sizeof(vfio_irq_set) + sizeof(int)> memory{};
   auto* set = reinterpret_cast<vfio_irq_set*>(memory.data());
   set->argsz = memory.size();
@@ -318,7 +312,7 @@ Status PciDevice::enable() {
   std::memcpy(memory.data() + sizeof(vfio_irq_set), &interrupt_, sizeof(int));
   return ioctl(device_, VFIO_DEVICE_SET_IRQS, set) == 0
              ? Status{}
-             : errno_error(errno, "the drive has no MSI-X interrupts", kWhere);
+             : fail(errno, "the drive has no MSI-X interrupts");
 }
 
 }  // namespace stoker::nvme

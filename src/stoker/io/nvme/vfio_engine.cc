@@ -18,7 +18,6 @@
 namespace stoker::nvme {
 namespace {
 
-constexpr const char* kWhere = "io/nvme/vfio_engine";
 constexpr uint32_t kDepthMax = 1023;
 constexpr uint64_t kSpinMin = 10'000;
 constexpr uint64_t kNapMin = 50'000;  // of one without an interrupt to end it
@@ -44,11 +43,10 @@ Result<Place> parse_place(const std::string& device, const std::string& path) {
       slash != std::string::npos &&
       (std::from_chars(device.data() + slash + 1, end, place.space).ptr != end || place.space == 0);
   if (!wrong && !place.address.empty()) return place;
-  return make_error(Code::invalid_argument,
-                    "'" + path +
-                        "' names no drive to be driven from here; write for example "
-                        "nvme:0000:00:04.0, or nvme:0000:00:04.0/2 for its second namespace",
-                    kWhere);
+  return fail(Code::invalid_argument,
+              "'{}' names no drive to be driven from here; write for example nvme:0000:00:04.0, or "
+              "nvme:0000:00:04.0/2 for its second namespace",
+              path);
 }
 
 void drain(int fd) {
@@ -59,10 +57,9 @@ void drain(int fd) {
 }  // namespace
 
 Result<std::unique_ptr<VfioEngine>> VfioEngine::make(uint32_t depth, const VfioOptions& options) {
-  if (depth == 0)
-    return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", kWhere);
+  if (depth == 0) return fail(Code::invalid_argument, "an engine needs a depth of at least 1");
   const int wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd < 0) return errno_error(errno, "cannot make an eventfd", kWhere);
+  if (wake_fd < 0) return fail(errno, "cannot make an eventfd");
   return std::unique_ptr<VfioEngine>(new VfioEngine(std::min(depth, kDepthMax), wake_fd, options));
 }
 
@@ -85,7 +82,7 @@ Result<FileInfo> VfioEngine::open(const OpenFile& request) {
   FileTable::File file;
   STOKER_TRY(fill_in(file, request, target, *space));
   file.fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);  // a descriptor marks an open file
-  if (file.fd < 0) return errno_error(errno, "cannot open '" + request.path + "'", kWhere);
+  if (file.fd < 0) return fail(errno, "cannot open '{}'", request.path);
   const FileInfo info = files_.add(std::move(file));
   std::lock_guard lock(mutex_);
   const auto at = static_cast<size_t>(info.id);
@@ -103,8 +100,7 @@ Result<VfioEngine::Drive*> VfioEngine::drive_at(const std::string& address) {
   for (size_t i = 0; i < made; ++i) {
     if (drives_[i]->driver->address() == address) return drives_[i].get();
   }
-  if (made == kDrivesMax)
-    return make_error(Code::unsupported, "one engine drives 16 drives at most", kWhere);
+  if (made == kDrivesMax) return fail(Code::unsupported, "one engine drives 16 drives at most");
   if (!bus_) {
     STOKER_ASSIGN(bus_, options_.make_bus());
   }
@@ -375,7 +371,7 @@ void VfioEngine::watch(uint64_t now_ns) {
 void VfioEngine::watch(Drive& drive, uint64_t now_ns) {
   switch (drive.driver->health()) {
     case Driver::Health::gone:
-      return give_up(drive, errno_error(ENODEV, "it was removed", kWhere));
+      return give_up(drive, fail(ENODEV, "it was removed"));
     case Driver::Health::failed:
       return reset(drive, "it reports a fatal error");
     case Driver::Health::good:
@@ -398,7 +394,7 @@ void VfioEngine::watch(Drive& drive, uint64_t now_ns) {
 
 void VfioEngine::reset(Drive& drive, const std::string& why) {
   if (drive.resets == options_.resets_max)
-    return give_up(drive, errno_error(ETIMEDOUT, why + ", although it was reset", kWhere));
+    return give_up(drive, fail(ETIMEDOUT, "{}, although it was reset", why));
   ++drive.resets;
   vfio_counters_.resets.add(1);
   log().warn("the NVMe drive {} is reset: {}", drive.driver->address(), why);

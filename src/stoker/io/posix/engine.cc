@@ -43,8 +43,7 @@ int64_t call(const Op& op, int fd) {
 
 Result<std::unique_ptr<PosixEngine>> PosixEngine::make(uint32_t depth,
                                                        std::unique_ptr<Carrier> carrier) {
-  if (depth == 0)
-    return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", "io/posix");
+  if (depth == 0) return fail(Code::invalid_argument, "an engine needs a depth of at least 1");
   auto engine = std::unique_ptr<PosixEngine>(new PosixEngine(depth, std::move(carrier)));
   STOKER_TRY(engine->add_thread());
   return engine;
@@ -54,7 +53,7 @@ Status PosixEngine::add_thread() {
   try {
     threads_.push_back(start_io_thread("stoker-posix", [this] { work(); }));
   } catch (const std::system_error& error) {
-    return errno_error(error.code().value(), "cannot start a thread for disk I/O", "io/posix");
+    return fail(error.code().value(), "cannot start a thread for disk I/O");
   }
   return {};
 }

@@ -28,7 +28,6 @@
 namespace stoker {
 namespace {
 
-constexpr const char* kWhere = "io/spdk";
 constexpr uint32_t kDepthMax = 1023;
 constexpr size_t kDrivesMax = 16;
 constexpr size_t kPage = 4096;
@@ -48,10 +47,8 @@ Result<Place> parse_place(const std::string& path) {
   const char* end = device.data() + device.size();
   if (slash != std::string::npos &&
       (std::from_chars(device.data() + slash + 1, end, place.space).ptr != end || place.space == 0))
-    return make_error(
-        Code::invalid_argument,
-        "'" + path + "' names no namespace; the second is nvme:spdk:" + place.address + "/2",
-        kWhere);
+    return fail(Code::invalid_argument, "'{}' names no namespace; the second is nvme:spdk:{}/2",
+                path, place.address);
   return place;
 }
 
@@ -77,10 +74,9 @@ class Driven final : public Engine {
 
   Result<FileInfo> open(const OpenFile& request) override {
     if (!nvme::is_spdk_target(request.path))
-      return make_error(Code::unsupported,
-                        "cannot open '" + request.path +
-                            "': SPDK drives what is named like nvme:spdk:0000:00:04.0",
-                        kWhere);
+      return fail(Code::unsupported,
+                  "cannot open '{}': SPDK drives what is named like nvme:spdk:0000:00:04.0",
+                  request.path);
     STOKER_ASSIGN(const Place place, parse_place(request.path));
     STOKER_ASSIGN(const nvme::Target target, nvme::parse_target(request.path));
     STOKER_TRY(env_.start({place.address}));
@@ -89,7 +85,7 @@ class Driven final : public Engine {
     FileTable::File file;
     STOKER_TRY(nvme::fill_in(file, request, target, space));
     file.fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);  // a descriptor marks an open file
-    if (file.fd < 0) return errno_error(errno, "cannot open '" + request.path + "'", kWhere);
+    if (file.fd < 0) return fail(errno, "cannot open '{}'", request.path);
     const FileInfo info = files_.add(std::move(file));
     MutexLock lock(mutex_);
     const auto at = static_cast<size_t>(info.id);
@@ -174,8 +170,7 @@ class Driven final : public Engine {
     for (size_t i = 0; i < made; ++i) {
       if (drives_[i]->address == address) return drives_[i].get();
     }
-    if (made == kDrivesMax)
-      return make_error(Code::unsupported, "one engine drives 16 drives at most", kWhere);
+    if (made == kDrivesMax) return fail(Code::unsupported, "one engine drives 16 drives at most");
     auto drive = std::make_unique<Drive>();
     drive->address = address;
     STOKER_ASSIGN(drive->controller, env_.attach(address));
@@ -185,7 +180,7 @@ class Driven final : public Engine {
     drive->queue = spdk_nvme_ctrlr_alloc_io_qpair(drive->controller, &options, sizeof options);
     if (drive->queue == nullptr) {
       env_.detach(address);
-      return errno_error(EBUSY, "the NVMe drive " + address + " has no queue left", kWhere);
+      return fail(EBUSY, "the NVMe drive {} has no queue left", address);
     }
     drives_[made] = std::move(drive);
     drives_made_.store(made + 1, std::memory_order_release);
@@ -196,15 +191,12 @@ class Driven final : public Engine {
                                       const std::string& path) {
     spdk_nvme_ns* const space = spdk_nvme_ctrlr_get_ns(drive.controller, place.space);
     if (space == nullptr || !spdk_nvme_ns_is_active(space))
-      return make_error(
-          Code::not_found,
-          "cannot open '" + path + "': the drive has no namespace " + std::to_string(place.space),
-          kWhere);
+      return fail(Code::not_found, "cannot open '{}': the drive has no namespace {}", path,
+                  place.space);
     if (spdk_nvme_ns_get_md_size(space) != 0)
-      return make_error(Code::unsupported,
-                        "cannot open '" + path +
-                            "': its format carries metadata; format it without (nvme format)",
-                        kWhere);
+      return fail(Code::unsupported,
+                  "cannot open '{}': its format carries metadata; format it without (nvme format)",
+                  path);
     return nvme::Space{place.space, spdk_nvme_ns_get_sector_size(space),
                        spdk_nvme_ns_get_num_sectors(space),
                        spdk_nvme_ns_get_max_io_xfer_size(space)};
@@ -336,8 +328,7 @@ class Driven final : public Engine {
 }  // namespace
 
 Result<SpdkEngine> make_spdk_engine(const std::vector<std::string>& targets, uint32_t depth) {
-  if (depth == 0)
-    return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", kWhere);
+  if (depth == 0) return fail(Code::invalid_argument, "an engine needs a depth of at least 1");
   std::vector<std::string> addresses;
   for (const std::string& target : targets) {
     STOKER_ASSIGN(Place place, parse_place(target));

@@ -11,20 +11,16 @@
 namespace stoker::spdk {
 namespace {
 
-constexpr const char* kWhere = "io/spdk";
-
 Error bad_address(const std::string& address) {
-  return make_error(Code::invalid_argument,
-                    "'" + address + "' is no PCI address; write for example 0000:00:04.0", kWhere);
+  return fail(Code::invalid_argument, "'{}' is no PCI address; write for example 0000:00:04.0",
+              address);
 }
 
 Error not_shown(const std::string& address) {
-  return make_error(Code::busy,
-                    "SPDK was started in this process without the drive " + address +
-                        ", and takes no more; open all drives in one store, or let our own driver "
-                        "do it: nvme:" +
-                        address,
-                    kWhere);
+  return fail(Code::busy,
+              "SPDK was started in this process without the drive {}, and takes no more; open all "
+              "drives in one store, or let our own driver do it: nvme:{}",
+              address, address);
 }
 
 // Shows SPDK these devices of the PCI bus and no other.
@@ -46,8 +42,8 @@ Status start_environment(const std::vector<std::string>& addresses) {
     error = spdk_env_init(&options);
   }).join();
   if (error == 0) return {};
-  return errno_error(error < 0 ? -error : EIO,
-                     "SPDK does not start; it needs huge pages (vm.nr_hugepages) and root", kWhere);
+  return fail(error < 0 ? -error : EIO,
+              "SPDK does not start; it needs huge pages (vm.nr_hugepages) and root");
 }
 
 }  // namespace
@@ -61,8 +57,7 @@ Status Env::start(const std::vector<std::string>& addresses) {
   MutexLock lock(mutex_);
   if (shown_.empty()) {
     // With nothing on the list all devices are shown.
-    if (addresses.empty())
-      return make_error(Code::invalid_argument, "SPDK is to be told its drives", kWhere);
+    if (addresses.empty()) return fail(Code::invalid_argument, "SPDK is to be told its drives");
     STOKER_TRY(start_environment(addresses));
     shown_ = addresses;
     return {};
@@ -85,10 +80,9 @@ Result<spdk_nvme_ctrlr*> Env::attach(const std::string& address) {
   }
   if (known.controller == nullptr) {
     controllers_.erase(address);
-    return errno_error(ENODEV,
-                       "SPDK does not find the NVMe drive " + address +
-                           "; bind it first: `stoker nvme bind " + address + "`",
-                       kWhere);
+    return fail(ENODEV,
+                "SPDK does not find the NVMe drive {}; bind it first: `stoker nvme bind {}`",
+                address, address);
   }
   ++known.users;
   return known.controller;

@@ -5,11 +5,10 @@ namespace stoker {
 
 Result<SpdkEngine> make_spdk_engine(const std::vector<std::string>& targets, uint32_t) {
   const std::string address = targets.empty() ? "0000:00:04.0" : targets[0].substr(10);
-  return make_error(Code::unsupported,
-                    "this build has no SPDK; build it where pkg-config finds spdk_nvme and "
-                    "spdk_env_dpdk, or let our own driver do it: nvme:" +
-                        address,
-                    "io/spdk");
+  return fail(Code::unsupported,
+              "this build has no SPDK; build it where pkg-config finds spdk_nvme and "
+              "spdk_env_dpdk, or let our own driver do it: nvme:{}",
+              address);
 }
 
 }  // namespace stoker

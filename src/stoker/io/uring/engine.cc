@@ -19,7 +19,6 @@
 namespace stoker {
 namespace {
 
-constexpr const char* kWhere = "io/uring";
 constexpr uint32_t kDepthMax = 4096;
 // In the address of an op, with which its completion comes: its command named registered memory.
 constexpr uint64_t kRegistered = 1;
@@ -34,7 +33,7 @@ Error refused(int sys_errno) {
         "io_uring is forbidden here (by the sysctl kernel.io_uring_disabled or a container's "
         "filter)";
   if (sys_errno == ENOMEM) why = "io_uring may not lock memory for its rings (see ulimit -l)";
-  return Error{Code::unsupported, sys_errno, why, kWhere};
+  return Error{Code::unsupported, sys_errno, why};
 }
 
 bool has_operations(io_uring* ring) {
@@ -51,10 +50,9 @@ bool has_operations(io_uring* ring) {
 }  // namespace
 
 Result<std::unique_ptr<UringEngine>> UringEngine::make(uint32_t depth) {
-  if (depth == 0)
-    return make_error(Code::invalid_argument, "an engine needs a depth of at least 1", kWhere);
+  if (depth == 0) return fail(Code::invalid_argument, "an engine needs a depth of at least 1");
   const int wake_fd = eventfd(0, EFD_CLOEXEC);
-  if (wake_fd < 0) return errno_error(errno, "cannot make an eventfd", kWhere);
+  if (wake_fd < 0) return fail(errno, "cannot make an eventfd");
   auto engine = std::unique_ptr<UringEngine>(new UringEngine(std::min(depth, kDepthMax), wake_fd));
   STOKER_TRY(engine->start());
   return engine;

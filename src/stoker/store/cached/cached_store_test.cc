@@ -51,7 +51,7 @@ class CachedStore : public ::testing::Test {
     auto wrapped = std::make_unique<FaultStore>(std::move(slow));
     slow_ = &wrapped->plan();
     OpenFast fast = [this](uint64_t bytes) -> Result<std::unique_ptr<Store>> {
-      if (lost_) return make_error(Code::io, "the disk of the cache does not answer");
+      if (lost_) return fail(Code::io, "the disk of the cache does not answer");
       StoreOptions made;
       made.create = true;
       made.capacity_bytes = bytes;

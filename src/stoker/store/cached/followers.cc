@@ -9,7 +9,6 @@
 namespace stoker::cached {
 namespace {
 
-constexpr const char* kWhere = "store/cached";
 constexpr uint64_t kBehind = 4096;        // a position so far back is given up
 constexpr uint64_t kAhead = 65'536;       // a read of what is used so late is somebody else's
 constexpr uint64_t kHorizon = 1'048'576;  // positions that are known at a time
@@ -19,7 +18,7 @@ constexpr uint64_t kBytesAMissed = 64;    // of a position that was passed by
 constexpr uint64_t kItemsMax = uint64_t{1} << 40;   // of a plan
 constexpr uint64_t kBlocksMax = uint64_t{1} << 26;  // that its ranges touch
 
-Error wrong(const std::string& what) { return make_error(Code::invalid_argument, what, kWhere); }
+Error wrong(const std::string& what) { return fail(Code::invalid_argument, "{}", what); }
 
 }  // namespace
 

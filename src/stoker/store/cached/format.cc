@@ -15,7 +15,6 @@ namespace {
 
 constexpr std::string_view kMagic = "STKCACHE";
 constexpr uint32_t kVersion = 1;
-constexpr const char* kWhere = "store/cached";
 
 std::array<std::byte, 32> sha256(std::string_view text) {
   std::array<std::byte, 32> digest;
@@ -25,7 +24,7 @@ std::array<std::byte, 32> sha256(std::string_view text) {
 }
 
 Error damaged(const std::string& what) {
-  return make_error(Code::corruption, "the map of the cache is damaged: " + what, kWhere);
+  return fail(Code::corruption, "the map of the cache is damaged: {}", what);
 }
 
 uint32_t crc_at(std::span<const std::byte> bytes) { return ByteReader(bytes).get<uint32_t>(); }
@@ -93,10 +92,7 @@ Result<Map> decode(std::span<const std::byte> bytes) {
   ByteReader head(bytes.subspan(kMagic.size(), kCrcAt - kMagic.size()));
   const auto version = head.get<uint32_t>();
   if (version != kVersion)
-    return make_error(
-        Code::mismatch,
-        "the cache has version " + std::to_string(version) + ", not " + std::to_string(kVersion),
-        kWhere);
+    return fail(Code::mismatch, "the cache has version {}, not {}", version, kVersion);
   Map map;
   map.header.block_bytes = head.get<uint32_t>();
   map.header.slots = head.get<uint64_t>();

@@ -119,8 +119,7 @@ void CachedStore::take_arrived(std::unique_lock<std::mutex>& lock) {
     const auto& object =
         at != now.end() ? at->second : now.emplace(job.key, object_now(job.key)).first->second;
     if (object && object->tag == job.tag) continue;
-    job.status =
-        object ? make_error(Code::conflict, "'" + job.key + "' was replaced") : object.error();
+    job.status = object ? fail(Code::conflict, "'{}' was replaced", job.key) : object.error();
   }
   for (AheadJob& job : jobs) arrived(job);
   lock.lock();

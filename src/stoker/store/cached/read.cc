@@ -17,7 +17,6 @@
 
 namespace stoker::cached {
 
-constexpr const char* kWhere = "store/cached/read";
 constexpr uint32_t kErrorsMax = 3;      // one after the other, before FAST is given up
 constexpr uint32_t kPlannedReads = 64;  // after which one looks for what is due
 constexpr uint32_t kGoodReads = 1000;   // after which FAST is as good as one that never failed
@@ -54,15 +53,13 @@ Status CachedStore::read_now(const std::string& key, const std::string& tag, uin
     const auto object = object_of(key);
     if (!object) return object.error();
     if (!tag.empty() && object->tag != tag)
-      return make_error(Code::conflict,
-                        "'" + key + "' is another object than the one that was asked for", kWhere);
+      return fail(Code::conflict, "'{}' is another object than the one that was asked for", key);
     if (offset > object->bytes || into.size > object->bytes - offset) break;  // SLOW has a sentence
     const auto same = read_content(*object, offset, into, options);
     if (!same) return same.error();
     if (*same) return {};
   }
-  if (!tag.empty())
-    return make_error(Code::conflict, "'" + key + "' is replaced again and again", kWhere);
+  if (!tag.empty()) return fail(Code::conflict, "'{}' is replaced again and again", key);
   return slow_->read(key, offset, into, options).wait();  // written all the time: not kept
 }
 
@@ -146,7 +143,7 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
     if (piece.from != From::fetch) continue;
     Status status = piece.moved.wait();
     if (status && !same)
-      status = make_error(Code::conflict, "'" + object.key + "' was replaced while it was read");
+      status = fail(Code::conflict, "'{}' was replaced while it was read", object.key);
     fetched(piece, status);
     if (status) piece.copy();
     // SLOW may have the range although it has not the block: it shall say so itself.
@@ -189,10 +186,8 @@ bool CachedStore::came_from_slot(Piece& piece, const Status& moved) {
   if (same && !moved) failed(piece.id, moved.error());
   if (same && moved) {
     if (took > options_.late) {
-      failed(piece.id, make_error(Code::io,
-                                  "the fast store took " + std::to_string(took.count()) +
-                                      " ms for a read of a block",
-                                  "store/cached"));
+      failed(piece.id,
+             fail(Code::io, "the fast store took {} ms for a read of a block", took.count()));
     } else {
       errors_ = 0;
       if (++good_ == kGoodReads) probes_ = 0;

@@ -8,7 +8,6 @@
 namespace stoker::cached {
 namespace {
 
-constexpr const char* kWhere = "store/cached";
 constexpr uint32_t kMapChunk = 64 * kKiB;
 
 Slice slice_of(std::string& text) {
@@ -54,18 +53,17 @@ Room room_in(uint64_t fast_bytes, uint32_t block_bytes) {
 Result<std::unique_ptr<Slots>> Slots::open(std::unique_ptr<Store> fast, const Header& header) {
   const Features has = fast->features();
   if (has.atomic != AtomicUnit::transaction || !has.update || !has.verified)
-    return make_error(Code::unsupported,
-                      "'" + fast->info().composition +
-                          "' cannot be the fast store of a cache: it lacks transactions, updates "
-                          "or checksums; use local:",
-                      kWhere);
+    return fail(Code::unsupported,
+                "'{}' cannot be the fast store of a cache: it lacks transactions, updates or "
+                "checksums; use local:",
+                fast->info().composition);
   STOKER_ASSIGN(const auto objects, fast->list(""));
   for (const ObjectInfo& object : objects) {
     if (!object.key.starts_with("cache/"))
-      return make_error(Code::invalid_argument,
-                        "'" + fast->info().composition + "' holds the object '" + object.key +
-                            "', so it is no cache; name a store that may be overwritten",
-                        kWhere);
+      return fail(
+          Code::invalid_argument,
+          "'{}' holds the object '{}', so it is no cache; name a store that may be overwritten",
+          fast->info().composition, object.key);
   }
   std::unique_ptr<Slots> slots(new Slots(std::move(fast), header));
   auto map = slots->load();

@@ -10,8 +10,6 @@
 namespace stoker::cached {
 namespace {
 
-constexpr const char* kWhere = "store/cached";
-
 // Whether another try may succeed although nobody changes the composition.
 bool passes(Code code) {
   return code == Code::io || code == Code::corruption || code == Code::busy ||
@@ -85,16 +83,13 @@ Result<std::unique_ptr<Store>> CachedStore::open(std::string name, OpenFast fast
                                                  const CachedOptions& options) {
   const uint32_t block = options.block_bytes;
   if (!std::has_single_bit(block) || block < 64 * kKiB || block > 8 * kMiB)
-    return make_error(
-        Code::invalid_argument,
-        "the blocks of a cache are a power of two from 64 KiB to 8 MiB, not " + human_bytes(block),
-        kWhere);
+    return fail(Code::invalid_argument,
+                "the blocks of a cache are a power of two from 64 KiB to 8 MiB, not {}",
+                human_bytes(block));
   if (options.dram_bytes < block)
-    return make_error(Code::invalid_argument,
-                      "the cache has " + human_bytes(options.dram_bytes) +
-                          " of memory, less than one block of " + human_bytes(block) +
-                          "; give it more with dram=",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "the cache has {} of memory, less than one block of {}; give it more with dram=",
+                human_bytes(options.dram_bytes), human_bytes(block));
   STOKER_ASSIGN(auto memory, Arena::make(options.dram_bytes, runtime.budget));
   std::unique_ptr<CachedStore> store(new CachedStore(std::move(name), std::move(fast),
                                                      std::move(slow), std::move(memory),
@@ -139,28 +134,23 @@ CachedStore::~CachedStore() {
 Result<std::shared_ptr<Slots>> CachedStore::open_slots() {
   const uint64_t wanted = options_.disk_bytes / options_.block_bytes;
   if (options_.disk_bytes != 0 && wanted == 0)
-    return make_error(Code::invalid_argument, "disk= holds less than one block of the cache",
-                      kWhere);
+    return fail(Code::invalid_argument, "disk= holds less than one block of the cache");
   STOKER_ASSIGN(auto fast,
                 open_fast_(wanted == 0 ? 0 : room_for(wanted, options_.block_bytes).fast_bytes));
   const StoreInfo info = fast->info();
-  if (!info.read_only.empty()) return make_error(Code::read_only, info.read_only, kWhere);
+  if (!info.read_only.empty()) return fail(Code::read_only, "{}", info.read_only);
   if (wanted == 0 && info.capacity_bytes == 0)
-    return make_error(Code::invalid_argument,
-                      "'" + info.composition +
-                          "' has no size of its own; say with disk= how much "
-                          "of it the cache may take",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "'{}' has no size of its own; say with disk= how much of it the cache may take",
+                info.composition);
   const Room room = wanted != 0 ? room_for(wanted, options_.block_bytes)
                                 : room_in(info.capacity_bytes, options_.block_bytes);
   if (room.usable == 0 || (info.capacity_bytes != 0 && room.fast_bytes > info.capacity_bytes))
-    return make_error(
+    return fail(
         Code::invalid_argument,
-        "'" + info.composition + "' holds " + human_bytes(info.capacity_bytes) +
-            ", and the cache needs " +
-            human_bytes(room_for(std::max<uint64_t>(1, wanted), options_.block_bytes).fast_bytes) +
-            "; make it larger or disk= smaller",
-        kWhere);
+        "'{}' holds {}, and the cache needs {}; make it larger or disk= smaller", info.composition,
+        human_bytes(info.capacity_bytes),
+        human_bytes(room_for(std::max<uint64_t>(1, wanted), options_.block_bytes).fast_bytes));
   STOKER_ASSIGN(auto slots,
                 Slots::open(std::move(fast), {.block_bytes = options_.block_bytes,
                                               .slots = room.slots,
@@ -255,11 +245,8 @@ void CachedStore::forget_block(const BlockId& id) {
 Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes) {
   STOKER_ASSIGN(const ObjectInfo object, object_now(key));
   if (offset > object.bytes || bytes > object.bytes - offset)
-    return make_error(Code::invalid_argument,
-                      "'" + object.key + "' has " + std::to_string(object.bytes) +
-                          " bytes: there are no bytes " + std::to_string(offset) + " to " +
-                          std::to_string(offset + bytes) + " to forget",
-                      kWhere);
+    return fail(Code::invalid_argument, "'{}' has {} bytes: there are no bytes {} to {} to forget",
+                object.key, object.bytes, offset, offset + bytes);
   if (bytes == 0) return {};
   std::unique_lock lock(mutex_);
   const uint64_t last = (offset + bytes - 1) / options_.block_bytes;
@@ -278,10 +265,9 @@ Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes
   wake_.notify_one();
   flushed_.wait(lock, [&] { return flush_done_ >= wanted || life_ != life || !slots_; });
   if (slots_ && life_ == life) return {};
-  return make_error(Code::io,
-                    "the cache forgot the bytes, but cannot say so durably; forget them again" +
-                        (counts_.off.empty() ? "" : ": " + counts_.off),
-                    kWhere);
+  return fail(Code::io,
+              "the cache forgot the bytes, but cannot say so durably; forget them again{}",
+              counts_.off.empty() ? "" : ": " + counts_.off);
 }
 
 Result<std::unique_ptr<Transaction>> CachedStore::begin() {

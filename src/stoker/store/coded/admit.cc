@@ -11,11 +11,8 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/resync";
-
 Error failing(const std::string& path, const std::string& why) {
-  return make_error(Code::io, "the shard '" + path + "' cannot be brought up to date: " + why,
-                    kWhere);
+  return fail(Code::io, "the shard '{}' cannot be brought up to date: {}", path, why);
 }
 
 }  // namespace

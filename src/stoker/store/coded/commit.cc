@@ -14,7 +14,6 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/commit";
 constexpr size_t kFoldAtOnce = 16;      // stripes
 constexpr size_t kFreshRows = 256;      // of a stripe that is written anew, in memory at once
 constexpr size_t kPagesMax = 4 * kMiB;  // of header pages that wait for the VALs
@@ -140,9 +139,8 @@ void Committer::commit(std::vector<CommitRequest> batch) {
       // be drawn again.
       const auto map = map_.lock();
       if (!map->refused)
-        map->refused = make_error(
-            Code::read_only,
-            "a commit failed half-way (" + done.error().what + "): open the store again", kWhere);
+        map->refused = fail(Code::read_only, "a commit failed half-way ({}): open the store again",
+                            done.error().what);
       for (Prepared& commit : going) failed.emplace_back(commit.request, done);
       going.clear();
     }
@@ -240,20 +238,19 @@ Status Committer::name_stripes(Prepared& commit, const TransactionState& state,
   }
   commit.items = items.take();
   if (commit.items.size() > shape_.segment_bytes / 4)
-    return make_error(Code::invalid_argument,
-                      "the transaction changes more stripes than one record of the log can name: "
-                      "commit it in parts",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "the transaction changes more stripes than one record of the log can name: commit "
+                "it in parts");
   const bool adds = std::any_of(state.objects.begin(), state.objects.end(),
                                 [](const auto& each) { return each.second.exists; });
   if (!commit.needs_commit || !adds) return {};
   const uint64_t added = commit.items.size() * 9 / 8 + 64;
   const auto map = map_.lock();
   if (map->table.image_bytes(shape_) + table_bytes + added > shape_.area_bytes)
-    return make_error(Code::out_of_space,
-                      "the object table of the store " + map_.name() +
-                          " is full: remove objects, or make a store for more of them",
-                      kWhere);
+    return fail(Code::out_of_space,
+                "the object table of the store {} is full: remove objects, or make a store for "
+                "more of them",
+                map_.name());
   table_bytes += added;
   return {};
 }
@@ -567,10 +564,9 @@ Status Committer::make_room(size_t bytes) {
     map->stuck.clear();
     again = true;
   }
-  return make_error(Code::out_of_space,
-                    "the logs of the store " + map_.name() + " have no room for " +
-                        human_bytes(bytes) + ": commit less at a time",
-                    kWhere);
+  return fail(Code::out_of_space,
+              "the logs of the store {} have no room for {}: commit less at a time", map_.name(),
+              human_bytes(bytes));
 }
 
 // What a commit may add to a shard's log at most: VALs, and the record that names its stripes.

@@ -70,10 +70,9 @@ Result<StripePtr> CommittedMap::make_stripe(Class expected) {
     if (!slots && await_abandoned()) slots = slots_.take(shards, expected);
     if (slots) return std::make_shared<Stripe>(id, std::move(shards), std::move(*slots), slots_);
   }
-  return make_error(Code::out_of_space,
-                    "the store " + name_ + " of " + human_bytes(shape_.capacity_bytes()) +
-                        " is full: remove objects, or make a larger one",
-                    "store/coded/commit");
+  return fail(Code::out_of_space,
+              "the store {} of {} is full: remove objects, or make a larger one", name_,
+              human_bytes(shape_.capacity_bytes()));
 }
 
 std::vector<std::pair<StripePtr, ValRef>> CommittedMap::vals_of(size_t shard) const {

@@ -16,8 +16,6 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/file_shard";
-
 // What the Loop holds of a read. It goes by itself when that is done, like a PutFlight.
 struct ReadFlight {
   Op op;
@@ -124,9 +122,9 @@ void FileShard::put(ShardPut& request, Plug& plug) {
   {
     const MutexLock lock(mutex_);
     if (fence_.number == 0 || request.fence != fence_) {
-      request.status = make_error(
-          Code::conflict, "another writer has opened it meanwhile, and it takes writes of that one",
-          kWhere);
+      request.status =
+          fail(Code::conflict,
+               "another writer has opened it meanwhile, and it takes writes of that one");
     } else {
       ++under_way_;
     }
@@ -156,7 +154,7 @@ Status FileShard::fence(const Fence& fence) {
   const Fence before = stored();
   if (before.number > fence.number ||
       (before.number == fence.number && before.writer != fence.writer))
-    return make_error(Code::conflict, "another writer has opened it meanwhile", kWhere);
+    return fail(Code::conflict, "another writer has opened it meanwhile");
   STOKER_TRY(store(fence));
   MutexLock lock(mutex_);
   fence_ = fence;

@@ -170,11 +170,9 @@ Status Folding::take_memory() {
     for (bool last = false;;) {
       const uint64_t bytes = (shape_.n() + shape_.m + group.dirty_count()) * group.count * kBlock;
       const bool least = i == 0 && group.count == 1;
-      auto grant =
-          bytes <= share || least
-              ? parts_.budget.take(bytes, "folding in a coded store")
-              : Result<Grant>(make_error(Code::over_budget, "too much of the cap for a fold",
-                                         "store/coded/fold"));
+      auto grant = bytes <= share || least
+                       ? parts_.budget.take(bytes, "folding in a coded store")
+                       : Result<Grant>(fail(Code::over_budget, "too much of the cap for a fold"));
       if (grant) {
         group.grant = std::move(*grant);
         share -= std::min(share, bytes);

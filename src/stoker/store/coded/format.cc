@@ -11,7 +11,6 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/format";
 constexpr std::string_view kSuperMagic = "STOKERC1";
 constexpr uint32_t kFormatVersion = 4;
 constexpr std::string_view kFenceMagic = "STOKERF1";
@@ -20,7 +19,7 @@ constexpr size_t kPageHeadBytes = 64;
 constexpr size_t kPayloadHeadBytes = 16;
 enum Kind : uint8_t { kVal = 1, kCommit = 2, kStage = 3, kFold = 4, kRound = 5 };
 
-Error broken(const std::string& what) { return make_error(Code::corruption, what, kWhere); }
+Error broken(const std::string& what) { return fail(Code::corruption, "{}", what); }
 
 bool possible(const Superblock& super) {
   const Shape& shape = super.shape;
@@ -110,10 +109,8 @@ Result<std::optional<Superblock>> decode_superblock(std::span<const std::byte> s
   if (crc != crc32c(sector.data(), kSuperblockBytes - 4)) return Found();
   ByteReader in(sector.subspan(kSuperMagic.size(), kSuperblockBytes - kSuperMagic.size()));
   if (const auto version = in.get<uint32_t>(); version == 0 || version > kFormatVersion) {
-    return make_error(Code::mismatch,
-                      "a superblock of format version " + std::to_string(version) +
-                          " (this program knows 1 to " + std::to_string(kFormatVersion) + ")",
-                      kWhere);
+    return fail(Code::mismatch, "a superblock of format version {} (this program knows 1 to {})",
+                version, kFormatVersion);
   }
   Superblock super;
   Shape& shape = super.shape;

@@ -300,9 +300,8 @@ namespace stoker {
 Result<FsckReport> fsck_coded_store(const CodedPlan& plan, const Runtime& runtime,
                                     const FsckOptions& options, const CodedOptions& coded) {
   if (options.repair_map)
-    return make_error(Code::unsupported,
-                      "a coded store is mended by `stoker scrub`; --repair-map is for local stores",
-                      "store/coded/fsck");
+    return fail(Code::unsupported,
+                "a coded store is mended by `stoker scrub`; --repair-map is for local stores");
   StoreOptions open;
   open.read_only = true;
   open.holder = "stoker fsck";

@@ -53,10 +53,8 @@ std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripe
         merged = reads[i].raw.merge(shape_);
       } else {
         failed.emplace(stripe->id,
-                       make_error(Code::io,
-                                  "none of the headers of stripe " + std::to_string(stripe->id) +
-                                      " can be read: " + reads[i].why,
-                                  "store/coded/headers"));
+                       fail(Code::io, "none of the headers of stripe {} can be read: {}",
+                            stripe->id, reads[i].why));
       }
       const auto map = map_.lock();
       --stripe->loading;

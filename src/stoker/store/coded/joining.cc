@@ -14,8 +14,7 @@ namespace {
 constexpr size_t kJoinedAtOnce = 256;
 
 Error failing(const std::string& path, const std::string& why) {
-  return make_error(Code::io, "the shard '" + path + "' cannot be brought up to date: " + why,
-                    "store/coded/resync");
+  return fail(Code::io, "the shard '{}' cannot be brought up to date: {}", path, why);
 }
 
 }  // namespace

@@ -10,12 +10,10 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/log_set";
 constexpr size_t kImagePiece = 256 * kKiB;
 
 Error failing(const std::string& path, const std::string& why, Code code = Code::io) {
-  return make_error(code, "the shard '" + path + "' cannot be brought up to date: " + why,
-                    "store/coded/resync");
+  return fail(code, "the shard '{}' cannot be brought up to date: {}", path, why);
 }
 
 uint64_t random_generation() {
@@ -40,10 +38,8 @@ ShardSet LogSet::without_room(const std::map<size_t, FrameBuilder>& frames) cons
 Status LogSet::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
                       std::map<size_t, LogFrame>& written, std::span<const Beside> beside) {
   if (const ShardSet full = without_room(frames); full != 0) {
-    return make_error(
-        Code::out_of_space,
-        "the log of '" + shards_[static_cast<size_t>(std::countr_zero(full))].path + "' is full",
-        kWhere);
+    return fail(Code::out_of_space, "the log of '{}' is full",
+                shards_[static_cast<size_t>(std::countr_zero(full))].path);
   }
   ShardBatch batch(shards_, Priority::demand);
   const ShardSet set = map_.live();
@@ -122,10 +118,9 @@ Status LogSet::checkpoint(ShardSet beside, ShardSet& failed) {
   uint64_t bytes = 0;
   for (const std::string& payload : payloads) bytes += framed_bytes(payload.size());
   if (bytes > shape_.area_bytes)
-    return make_error(
-        Code::out_of_space,
-        "the object table of the store " + map_.name() + " does not fit its area: remove objects",
-        kWhere);
+    return fail(Code::out_of_space,
+                "the object table of the store {} does not fit its area: remove objects",
+                map_.name());
   AlignedBytes image(bytes);
   for (const std::string& payload : payloads) {
     const auto source = std::as_bytes(std::span(payload));
@@ -178,35 +173,31 @@ Status LogSet::drop_shards(ShardSet failed, const std::string& why) {
 
 // No shard failed: the fence says that this writer's time is over.
 Status LogSet::refuse_outdone() {
-  const Error refused = make_error(
-      Code::read_only,
-      "another writer has opened " + map_.name() +
-          " meanwhile, and its shards take nothing from this one any more: close it, and open it "
-          "again when the other one has ended",
-      kWhere);
+  const Error refused =
+      fail(Code::read_only,
+           "another writer has opened {} meanwhile, and its shards take nothing from this one any "
+           "more: close it, and open it again when the other one has ended",
+           map_.name());
   map_.lock()->refused = refused;
-  return make_error(Code::io, refused.what, kWhere);
+  return fail(Code::io, "{}", refused.what);
 }
 
 Status LogSet::change_epoch(ShardSet to) {
   for (;;) {
     if (shards_.outdone()) return refuse_outdone();
     if (!shape_.writable(to)) {
-      const Error refused = make_error(
-          Code::read_only,
-          "only " + std::to_string(std::popcount(to)) + " of the " + std::to_string(shape_.shards) +
-              " shards of " + map_.name() +
-              " are left, too few to write to: bring missing disks back and open the store again",
-          kWhere);
+      const Error refused = fail(Code::read_only,
+                                 "only {} of the {} shards of {} are left, too few to write to: "
+                                 "bring missing disks back and open the store again",
+                                 std::popcount(to), shape_.shards, map_.name());
       map_.lock()->refused = refused;
-      return make_error(Code::io, refused.what, kWhere);
+      return fail(Code::io, "{}", refused.what);
     }
     const Epoch next{shards_.epoch_seen() + 1, to};
     if (next.number >= uint64_t{1} << (64 - kNumberBits))
-      return make_error(Code::unsupported,
-                        "this coded store was opened more often than its format can count: copy "
-                        "its objects into a new one",
-                        kWhere);
+      return fail(Code::unsupported,
+                  "this coded store was opened more often than its format can count: copy its "
+                  "objects into a new one");
     std::array<uint32_t, kShardsMax> incarnations{};
     std::string why;
     for (size_t shard = 0; shard < shape_.shards; ++shard) {

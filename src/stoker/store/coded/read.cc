@@ -14,19 +14,15 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/read";
-
 Error no_object(std::string_view key) {
-  return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
+  return fail(Code::not_found, "there is no object '{}'", key);
 }
 
 Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset, size_t bytes) {
   if (offset <= object_bytes && bytes <= object_bytes - offset) return {};
-  return make_error(Code::invalid_argument,
-                    "bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
-                        " are beyond the end of '" + std::string(key) + "', which has " +
-                        std::to_string(object_bytes) + "; resize it first",
-                    kWhere);
+  return fail(Code::invalid_argument,
+              "bytes {} to {} are beyond the end of '{}', which has {}; resize it first", offset,
+              offset + bytes, key, object_bytes);
 }
 
 }  // namespace
@@ -266,12 +262,10 @@ Status Reader::fetch_from_logs(std::vector<Run> left, Priority priority) {
   }
   if (left.empty()) return {};
   const Run& run = left.front();
-  return make_error(Code::corruption,
-                    "block " + std::to_string(run.first) + " of chunk " +
-                        std::to_string(run.chunk) + " of stripe " + std::to_string(run.stripe->id) +
-                        " is in the logs of no live shard intact: bring missing disks back, or "
-                        "restore the object from a copy",
-                    kWhere);
+  return fail(Code::corruption,
+              "block {} of chunk {} of stripe {} is in the logs of no live shard intact: bring "
+              "missing disks back, or restore the object from a copy",
+              run.first, run.chunk, run.stripe->id);
 }
 
 Result<AlignedBytes> Reader::read_val(const StripePtr& stripe, const ValRef& val, size_t index,

@@ -13,13 +13,11 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/rebuild";
 // at least, in a step, if the chunk has so many: commits wait for one
 constexpr size_t kRowsRebuilt = 256;
 
 Error failing(const std::string& path, const std::string& why) {
-  return make_error(Code::io, "a chunk on the shard '" + path + "' cannot be rebuilt: " + why,
-                    kWhere);
+  return fail(Code::io, "a chunk on the shard '{}' cannot be rebuilt: {}", path, why);
 }
 
 bool all_known(const HeaderPage& page) {
@@ -266,10 +264,10 @@ Status Rebuilder::mend_unread(const StripePtr& stripe) {
     STOKER_TRY(logs_.drop_shards(shard, mended.error().what));  // it cannot be written
   }
   if (map_.lock()->unread_positions(shape_, *stripe) == 0) return {};
-  return make_error(Code::corruption,
-                    "header pages of stripe " + std::to_string(stripe->id) +
-                        " can neither be read nor told from the others: bring missing disks back",
-                    kWhere);
+  return fail(Code::corruption,
+              "header pages of stripe {} can neither be read nor told from the others: bring "
+              "missing disks back",
+              stripe->id);
 }
 
 Status Rebuilder::load_headers_paced(const StripePtr& stripe) {

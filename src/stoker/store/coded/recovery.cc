@@ -8,21 +8,15 @@
 #include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
-namespace {
-
-constexpr const char* kWhere = "store/coded/recovery";
-
-}  // namespace
+namespace {}  // namespace
 
 Status Recovery::run(bool read_only) {
   if (const auto there = static_cast<size_t>(std::popcount(shards_.knowing()));
       there < shape_.present_min()) {
-    return make_error(
-        Code::not_found,
-        "only " + std::to_string(there) + " of the " + std::to_string(shape_.shards) +
-            " shards are there: with fewer than " + std::to_string(shape_.present_min()) +
-            " it cannot be told what was written last; bring more disks back" + shards_.missing(),
-        kWhere);
+    return fail(Code::not_found,
+                "only {} of the {} shards are there: with fewer than {} it cannot be told what was "
+                "written last; bring more disks back{}",
+                there, shape_.shards, shape_.present_min(), shards_.missing());
   }
   ShardSet current = shards_.current();
   found_ = read_shards(shards_, current);
@@ -35,20 +29,17 @@ Status Recovery::run(bool read_only) {
   }
   bool writable = !read_only && shape_.writable(whole);
   if (shards_.fresh() && !writable)
-    return make_error(Code::io,
-                      "the shards that were just made cannot be read: make the store once more, on "
-                      "disks that work",
-                      kWhere);
+    return fail(Code::io,
+                "the shards that were just made cannot be read: make the store once more, on disks "
+                "that work");
   if (current == 0)
-    return make_error(
+    return fail(
         Code::not_found,
-        "none of the shards that are there holds what was written last: bring more disks back",
-        kWhere);
+        "none of the shards that are there holds what was written last: bring more disks back");
   if (!found_.has_image)
-    return make_error(Code::corruption,
-                      "no shard has an intact object table: bring missing disks back, or restore "
-                      "the store from a copy",
-                      kWhere);
+    return fail(Code::corruption,
+                "no shard has an intact object table: bring missing disks back, or restore the "
+                "store from a copy");
   {
     const auto map = map_.lock();
     map->live = current;
@@ -66,30 +57,26 @@ Status Recovery::run(bool read_only) {
   let_go();
   const auto refuse = [this](Error why) { map_.lock()->refused = std::move(why); };
   if (read_only) {
-    refuse(make_error(Code::read_only, "it was opened read-only", kWhere));
+    refuse(fail(Code::read_only, "it was opened read-only"));
   } else if (!hidden_.empty()) {
     writable = false;
-    refuse(make_error(Code::read_only,
-                      hidden_ + "; what can be read is served: bring missing disks back, or "
-                                "copy what is right into a new store",
-                      kWhere));
+    refuse(fail(Code::read_only,
+                "{}; what can be read is served: bring missing disks back, or copy what is right "
+                "into a new store",
+                hidden_));
   } else if (!writable && shape_.writable(current)) {
-    refuse(make_error(
-        Code::read_only,
-        "sectors of the log or table of '" + shards_[found_.unreadable.begin()->first].path +
-            "' cannot be read, and with " + std::to_string(found_.unreadable.size() - 1) +
-            " more such shards and those that are missing they may be the last copy of "
-            "something; what can be read is served: bring missing disks back",
-        kWhere));
+    refuse(fail(Code::read_only,
+                "sectors of the log or table of '{}' cannot be read, and with {} more such shards "
+                "and those that are missing they may be the last copy of something; what can be "
+                "read is served: bring missing disks back",
+                shards_[found_.unreadable.begin()->first].path, found_.unreadable.size() - 1));
   } else if (!writable) {
     const auto missing =
         static_cast<size_t>(shape_.shards) - static_cast<size_t>(std::popcount(current));
-    refuse(
-        make_error(Code::read_only,
-                   std::to_string(missing) + " of the " + std::to_string(shape_.shards) +
-                       " shards are missing or not up to date, too many to write to it; what can "
-                       "be read is served: bring disks back",
-                   kWhere));
+    refuse(fail(Code::read_only,
+                "{} of the {} shards are missing or not up to date, too many to write to it; what "
+                "can be read is served: bring disks back",
+                missing, shape_.shards));
   }
   return writable ? settle() : Status();
 }

@@ -425,15 +425,15 @@ TEST(CodedTrouble, AFoldThatFindsNoRoomIsToldOnceAndOnceMoreWhenItDoes) {
 
 TEST(CodedTrouble, IsToldWhenItBeginsAndWhenItEnds) {
   Trouble trouble("a test");
-  const Error full = make_error(Code::over_budget, "there is no room", "test");
+  const Error full = fail(Code::over_budget, "there is no room");
   EXPECT_FALSE(trouble.over("all is well"));
   EXPECT_TRUE(trouble.met(full));
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(trouble.met(full));
-  EXPECT_TRUE(trouble.met(make_error(Code::io, "and it is broken", "test"))) << "another one";
+  EXPECT_TRUE(trouble.met(fail(Code::io, "and it is broken"))) << "another one";
   EXPECT_TRUE(trouble.over("two stripes were folded"));
   EXPECT_FALSE(trouble.over("and more"));
   // It comes and goes: that is not told each time.
-  EXPECT_FALSE(trouble.met(make_error(Code::io, "and it is broken", "test")));
+  EXPECT_FALSE(trouble.met(fail(Code::io, "and it is broken")));
   EXPECT_FALSE(trouble.over("again"));
   EXPECT_TRUE(trouble.met(full)) << "not the one that was told last";
 }

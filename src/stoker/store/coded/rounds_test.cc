@@ -75,7 +75,7 @@ Status read_block(Store& store, const std::string& key, size_t offset, const Byt
   Bytes into(std::min<size_t>(kBlock, content.size() - offset));
   STOKER_TRY(store.read(key, offset, slice_of(into), {}).wait());
   if (std::memcmp(into.data(), content.data() + offset, into.size()) != 0)
-    return make_error(Code::mismatch, "other bytes than were written");
+    return fail(Code::mismatch, "other bytes than were written");
   return {};
 }
 

@@ -83,13 +83,10 @@ uint64_t RowReads::finish(const codec::ErasureCode& code) {
       continue;
     }
     all_[i].status =
-        make_error(Code::corruption,
-                   "row " + std::to_string(all_[i].first + *done.lost) + " of stripe " +
-                       std::to_string(all_[i].stripe->id) + " has only " +
-                       std::to_string(sets_[i].there(*done.lost)) + " intact blocks of the " +
-                       std::to_string(shape_.k) +
-                       " it needs: bring missing disks back, or restore the object from a copy",
-                   "store/coded/read");
+        fail(Code::corruption,
+             "row {} of stripe {} has only {} intact blocks of the {} it needs: bring missing "
+             "disks back, or restore the object from a copy",
+             all_[i].first + *done.lost, all_[i].stripe->id, sets_[i].there(*done.lost), shape_.k);
   }
   return decoded;
 }

@@ -20,7 +20,6 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/shards";
 constexpr const char* kFileName = "stoker.shard";
 
 std::string code_text(size_t k, size_t m) { return std::to_string(k) + "+" + std::to_string(m); }
@@ -66,24 +65,20 @@ Shape plan_shape(const CodedPlan& plan, const StoreOptions& options, const Coded
 
 Status check_plan(const CodedPlan& plan) {
   if (plan.k < 1 || plan.m < 1 || plan.k + plan.m > 32) {
-    return make_error(
-        Code::invalid_argument,
-        "a code has at least one data and one parity chunk and at most 32 chunks in all, not " +
-            code_text(plan.k, plan.m) + "; 6+3 is a good choice for nine disks",
-        kWhere);
+    return fail(Code::invalid_argument,
+                "a code has at least one data and one parity chunk and at most 32 chunks in all, "
+                "not {}; 6+3 is a good choice for nine disks",
+                code_text(plan.k, plan.m));
   }
   if (plan.paths.size() < plan.k + plan.m) {
-    return make_error(Code::invalid_argument,
-                      "a code of " + code_text(plan.k, plan.m) + " needs at least " +
-                          std::to_string(plan.k + plan.m) + " disks, but " +
-                          std::to_string(plan.paths.size()) +
-                          " are given: name more, or take a smaller code",
-                      kWhere);
+    return fail(
+        Code::invalid_argument,
+        "a code of {} needs at least {} disks, but {} are given: name more, or take a smaller code",
+        code_text(plan.k, plan.m), plan.k + plan.m, plan.paths.size());
   }
   if (plan.paths.size() > kShardsMax)
-    return make_error(
-        Code::invalid_argument,
-        "a coded store has at most 64 shards, not " + std::to_string(plan.paths.size()), kWhere);
+    return fail(Code::invalid_argument, "a coded store has at most 64 shards, not {}",
+                plan.paths.size());
   return {};
 }
 
@@ -98,11 +93,10 @@ Status check_disks(const std::vector<Member>& shards, const Member* only = nullp
     for (const auto& [other_disks, other] : seen) {
       if (!disks.shares(other_disks) || (only != nullptr && only != &shard && only != other))
         continue;
-      return make_error(Code::invalid_argument,
-                        "'" + other->path + "' and '" + shard.path +
-                            "' are on the same disk and would be lost together: give each shard a "
-                            "disk of its own, or consent with --same-disk",
-                        kWhere);
+      return fail(Code::invalid_argument,
+                  "'{}' and '{}' are on the same disk and would be lost together: give each shard "
+                  "a disk of its own, or consent with --same-disk",
+                  other->path, shard.path);
     }
     if (!disks.told) untold += (untold.empty() ? "'" : ", '") + shard.path + "'";
     seen.emplace_back(std::move(disks), &shard);
@@ -125,12 +119,10 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
     if (std::any_of(plan.paths.begin(), plan.paths.end(),
                     [&](const std::string& each) { return plain(each) == plain(path); }))
       continue;
-    return make_error(
-        Code::invalid_argument,
-        "'" + path +
-            "' is none of the shards of this store: name the new disk in the composition in the "
-            "place of the lost one, and again as the one to replace",
-        kWhere);
+    return fail(Code::invalid_argument,
+                "'{}' is none of the shards of this store: name the new disk in the composition in "
+                "the place of the lost one, and again as the one to replace",
+                path);
   }
   std::unique_ptr<Shards> shards(new Shards(loop));
   std::vector<std::optional<Superblock>> found(plan.paths.size());
@@ -151,11 +143,10 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
   } else if (const auto spoiled = std::find_if(shards->shards_.begin(), shards->shards_.end(),
                                                [](const Member& shard) { return shard.spoiled; });
              spoiled != shards->shards_.end()) {
-    return make_error(
+    return fail(
         Code::mismatch,
-        spoiled->trouble +
-            ": use the program that wrote it, give another path, or delete it if nobody needs it",
-        kWhere);
+        "{}: use the program that wrote it, give another path, or delete it if nobody needs it",
+        spoiled->trouble);
   } else if (const auto hidden =
                  std::find_if(shards->shards_.begin(), shards->shards_.end(),
                               [](const Member& shard) { return shard.hidden.has_value(); });
@@ -164,10 +155,9 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
   } else if (options.create && !options.read_only) {
     STOKER_TRY(shards->make(plan, options, coded, found));
   } else {
-    return make_error(Code::not_found,
-                      "there is no finished coded store at '" + plan.paths[0] +
-                          "' and its companions; make it first",
-                      kWhere);
+    return fail(Code::not_found,
+                "there is no finished coded store at '{}' and its companions; make it first",
+                plan.paths[0]);
   }
   for (Member& shard : shards->shards_) {
     shard.log = std::make_unique<ShardLog>(shards->shape_, shards->store_, shards->index_of(shard));
@@ -223,11 +213,10 @@ Status Shards::fence_members() {
   const ShardSet before = present();
   STOKER_TRY(fence_present());
   if (present() == before || shape_.writable(current())) return {};
-  return make_error(Code::io,
-                    "too few of its shards take writes: open it read-only to read it, or bring "
-                    "disks back that can be written" +
-                        missing(),
-                    kWhere);
+  return fail(Code::io,
+              "too few of its shards take writes: open it read-only to read it, or bring disks "
+              "back that can be written{}",
+              missing());
 }
 
 Status Shards::fence_one(Member& shard) {
@@ -235,10 +224,10 @@ Status Shards::fence_one(Member& shard) {
   if (fenced) return {};
   const Error& error = fenced.error();
   if (error.code != Code::conflict) return error;
-  return make_error(Code::conflict,
-                    "another writer opens this store as well, as the shard '" + shard.path +
-                        "' tells: open it again when that one has ended",
-                    kWhere);
+  return fail(Code::conflict,
+              "another writer opens this store as well, as the shard '{}' tells: open it again "
+              "when that one has ended",
+              shard.path);
 }
 
 // A writer may have changed them between identify() and its being fenced.
@@ -402,32 +391,28 @@ Status Shards::identify(const CodedPlan& plan, std::vector<std::optional<Superbl
   for (size_t i = 0; i < found.size(); ++i) {
     if (!found[i] || (known != nullptr && found[i]->store == known->store)) continue;
     if (known != nullptr)
-      return make_error(Code::mismatch,
-                        "'" + shards_[known_at].path + "' and '" + shards_[i].path +
-                            "' are shards of different stores: name those of one store",
-                        kWhere);
+      return fail(Code::mismatch,
+                  "'{}' and '{}' are shards of different stores: name those of one store",
+                  shards_[known_at].path, shards_[i].path);
     known = &*found[i];
     known_at = i;
   }
   shape_ = known->shape;
   store_ = known->store;
   if (shape_.k != plan.k || shape_.m != plan.m || shape_.shards != plan.paths.size()) {
-    return make_error(Code::mismatch,
-                      "'" + shards_[known_at].path + "' is a shard of a store coded " +
-                          code_text(shape_.k, shape_.m) + " over " + std::to_string(shape_.shards) +
-                          " disks, not " + code_text(plan.k, plan.m) + " over " +
-                          std::to_string(plan.paths.size()) + ": name it as it was made",
-                      kWhere);
+    return fail(
+        Code::mismatch,
+        "'{}' is a shard of a store coded {} over {} disks, not {} over {}: name it as it was made",
+        shards_[known_at].path, code_text(shape_.k, shape_.m), shape_.shards,
+        code_text(plan.k, plan.m), plan.paths.size());
   }
   std::vector<size_t> from(shards_.size(), SIZE_MAX);  // by index: where it stands in our list
   for (size_t i = 0; i < shards_.size(); ++i) {
     if (!found[i]) continue;
     size_t& at = from[found[i]->shard];
     if (at != SIZE_MAX)
-      return make_error(Code::mismatch,
-                        "'" + shards_[i].path + "' is a copy of '" + shards_[at].path +
-                            "', or the same shard twice",
-                        kWhere);
+      return fail(Code::mismatch, "'{}' is a copy of '{}', or the same shard twice",
+                  shards_[i].path, shards_[at].path);
     at = i;
     shards_[i].super = *found[i];
   }
@@ -455,17 +440,15 @@ Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const Co
                     const std::vector<std::optional<Superblock>>& found) {
   if (options.chunk_bytes % kBlock != 0 || options.chunk_bytes < kChunkMin ||
       options.chunk_bytes > 8 * kMiB) {
-    return make_error(
+    return fail(
         Code::invalid_argument,
-        "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
-            std::to_string(options.chunk_bytes) + " bytes",
-        kWhere);
+        "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes",
+        options.chunk_bytes);
   }
   if (options.capacity_bytes == 0)
-    return make_error(
-        Code::invalid_argument,
-        "a new store at '" + plan.paths[0] + "' needs a capacity: say how many bytes it may hold",
-        kWhere);
+    return fail(Code::invalid_argument,
+                "a new store at '{}' needs a capacity: say how many bytes it may hold",
+                plan.paths[0]);
   shape_ = plan_shape(plan, options, coded);
   store_ = random_store_id();
   for (size_t i = 0; i < shards_.size(); ++i)
@@ -473,7 +456,7 @@ Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const Co
   if (coded.files && !options.same_disk) STOKER_TRY(check_disks(shards_));
   STOKER_TRY(fence_present());
   for (const Member& shard : shards_) {
-    if (!shard.present()) return make_error(Code::io, "making the store: " + shard.trouble, kWhere);
+    if (!shard.present()) return fail(Code::io, "making the store: {}", shard.trouble);
   }
   ShardSet all = 0;
   for (size_t i = 0; i < shards_.size(); ++i) {
@@ -482,8 +465,7 @@ Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const Co
     all |= shard_bit(i);
   }
   std::string why;
-  if (write_superblocks(all, why) != 0)
-    return make_error(Code::io, "making the store: " + why, kWhere);
+  if (write_superblocks(all, why) != 0) return fail(Code::io, "making the store: {}", why);
   fresh_ = true;
   return {};
 }
@@ -495,21 +477,18 @@ Status Shards::make_one(Member& shard, const StoreOptions& options, bool files,
     const auto written = first_written(loop_, shard.file, shard.lock_fd, kHeadBytes);
     if (!written) return written.error().with("looking whether '" + shard.path + "' is empty");
     if (*written)
-      return make_error(Code::mismatch,
-                        "'" + shard.path +
-                            "' begins like an empty file, but holds data that is no shard: give "
-                            "another path, or delete the file if nobody needs it",
-                        kWhere);
+      return fail(Code::mismatch,
+                  "'{}' begins like an empty file, but holds data that is no shard: give another "
+                  "path, or delete the file if nobody needs it",
+                  shard.path);
   }
   if (there && shard.file.bytes >= shape_.file_bytes()) return {};
   if (there) {
     STOKER_TRY(let_go(shard));
     if (files && shard.file.bytes != 0) {
-      return make_error(Code::out_of_space,
-                        "'" + shard.path + "' has " + human_bytes(shard.file.bytes) +
-                            ", but the shard needs " + human_bytes(shape_.file_bytes()) +
-                            ": delete the file, or ask for less",
-                        kWhere);
+      return fail(Code::out_of_space,
+                  "'{}' has {}, but the shard needs {}: delete the file, or ask for less",
+                  shard.path, human_bytes(shard.file.bytes), human_bytes(shape_.file_bytes()));
     }
   }
   if (files) STOKER_TRY(make_folder(std::filesystem::path(shard.file_path).parent_path()));
@@ -541,20 +520,18 @@ Status Shards::replace(const std::string& named, const StoreOptions& options, bo
   std::optional<Superblock> found;
   if (shard.present()) read_superblock(shard, found);
   if (shard.spoiled)
-    return make_error(Code::mismatch,
-                      shard.trouble +
-                          ": move it away, or delete it if nobody needs it, and replace it then (a "
-                          "device: make all of it zeros)",
-                      kWhere);
+    return fail(Code::mismatch,
+                "{}: move it away, or delete it if nobody needs it, and replace it then (a device: "
+                "make all of it zeros)",
+                shard.trouble);
   if (found)
-    return make_error(Code::mismatch,
-                      "'" + path + "' holds a shard that cannot be used" +
-                          (shard.trouble.empty() ? "" : " (" + shard.trouble + ")") +
-                          ": delete the file if nobody needs it, and replace it then",
-                      kWhere);
+    return fail(Code::mismatch,
+                "'{}' holds a shard that cannot be used{}: delete the file if nobody needs it, and "
+                "replace it then",
+                path, shard.trouble.empty() ? "" : " (" + shard.trouble + ")");
   std::error_code unknown;  // a disk that is dead is not there either
   if (files && !shard.present() && std::filesystem::exists(shard.file_path, unknown))
-    return make_error(Code::io, "'" + path + "' cannot be replaced: " + shard.trouble, kWhere);
+    return fail(Code::io, "'{}' cannot be replaced: {}", path, shard.trouble);
   const size_t index = shard.super.shard;
   const Status made = make_one(shard, options, files, false);
   if (!made) return made.error().with("replacing '" + path + "'");
@@ -564,8 +541,7 @@ Status Shards::replace(const std::string& named, const StoreOptions& options, bo
   if (held.number >= fence_.number) {
     const ShardSet before = present();
     STOKER_TRY(fence_present());
-    if (present() != before)
-      return make_error(Code::io, "replacing '" + path + "'" + missing(), kWhere);
+    if (present() != before) return fail(Code::io, "replacing '{}'{}", path, missing());
   }
   const Status fenced = fence_one(shard);
   if (!fenced) return fenced.error().with("replacing '" + path + "'");
@@ -573,7 +549,7 @@ Status Shards::replace(const std::string& named, const StoreOptions& options, bo
   name_holder(shard, options);
   std::string why;
   if (write_superblocks(shard_bit(index), why) != 0)
-    return make_error(Code::io, "replacing '" + path + "': " + why, kWhere);
+    return fail(Code::io, "replacing '{}': {}", path, why);
   shard.made = false;
   shard.trouble = "'" + path + "' is new and is not rebuilt yet";
   return {};

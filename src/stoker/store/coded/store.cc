@@ -9,7 +9,6 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/store";
 constexpr size_t kReaders = 4;        // threads
 constexpr size_t kFoldedAtOnce = 16;  // stripes
 
@@ -24,14 +23,11 @@ std::string composition_of(const CodedPlan& plan) {
 }
 
 Error no_object(std::string_view key) {
-  return make_error(Code::not_found, "there is no object '" + std::string(key) + "'",
-                    "store/coded/read");
+  return fail(Code::not_found, "there is no object '{}'", key);
 }
 
 Error no_snapshot(std::string_view name) {
-  return make_error(Code::not_found,
-                    "there is no snapshot '" + std::string(name) + "': a coded store has none",
-                    "store/coded/read");
+  return fail(Code::not_found, "there is no snapshot '{}': a coded store has none", name);
 }
 
 }  // namespace
@@ -113,7 +109,7 @@ CodedStore::~CodedStore() {
 
 Future<void> CodedStore::snapshot(std::string_view) {
   if (const auto refused = map_.refused()) return *refused;
-  return make_error(Code::unsupported, "a coded store has no snapshots", kWhere);
+  return fail(Code::unsupported, "a coded store has no snapshots");
 }
 
 Future<void> CodedStore::drop(std::string_view name, Durability) { return snapshot(name); }

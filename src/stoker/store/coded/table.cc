@@ -9,9 +9,7 @@ namespace {
 enum Kind : uint8_t { kObject = 1, kStripe = 2, kRemove = 3, kClass = 4 };
 constexpr uint8_t kStated = 128;  // of a class
 
-Error broken(const std::string& what) {
-  return make_error(Code::corruption, what, "store/coded/table");
-}
+Error broken(const std::string& what) { return fail(Code::corruption, "{}", what); }
 
 }  // namespace
 

@@ -8,12 +8,11 @@
 namespace stoker::coded {
 namespace {
 
-constexpr const char* kWhere = "store/coded/transaction";
 constexpr uint64_t kEarlyShare = 8;  // of the cap: an eighth of it
 constexpr uint64_t kEarlyBytes = 64 * kMiB;
 
 Error no_object(std::string_view key) {
-  return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
+  return fail(Code::not_found, "there is no object '{}'", key);
 }
 
 }  // namespace
@@ -41,18 +40,16 @@ void StagedTransaction::abandon() {
 
 Result<StagedObject*> StagedTransaction::own(std::string_view key) {
   if (state_->done)
-    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
-                      kWhere);
+    return fail(Code::invalid_argument, "the transaction is already committed: begin another");
   if (key.empty() || key.size() > kKeyMax)
-    return make_error(Code::invalid_argument, "an object's name has 1 to 1024 bytes", kWhere);
+    return fail(Code::invalid_argument, "an object's name has 1 to 1024 bytes");
   if (const auto at = state_->objects.find(key); at != state_->objects.end()) return &at->second;
   const auto map = map_.lock();
   if (map->refused) return *map->refused;
   if (!map->owned.emplace(key).second) {
-    return make_error(Code::busy,
-                      "another open transaction has changed '" + std::string(key) +
-                          "': wait until it is committed or abandoned",
-                      kWhere);
+    return fail(
+        Code::busy,
+        "another open transaction has changed '{}': wait until it is committed or abandoned", key);
   }
   StagedObject staged;
   staged.base = map->table.find(key);
@@ -69,22 +66,17 @@ Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t 
   std::lock_guard lock(state_->mutex);
   if (chunk_bytes != 0 &&
       (chunk_bytes % kBlock != 0 || chunk_bytes < 64 * kKiB || chunk_bytes > 8 * kMiB)) {
-    return make_error(Code::invalid_argument,
-                      "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
-                          std::to_string(chunk_bytes) + " bytes",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes", chunk_bytes);
   }
   if (bytes > kObjectBytesMax)
-    return make_error(Code::invalid_argument,
-                      "an object of a coded store has at most " + human_bytes(kObjectBytesMax),
-                      kWhere);
+    return fail(Code::invalid_argument, "an object of a coded store has at most {}",
+                human_bytes(kObjectBytesMax));
   STOKER_ASSIGN(StagedObject * object, own(key));
   if (object->exists && chunk_bytes != 0 && chunk_bytes != object->chunk_bytes) {
-    return make_error(Code::invalid_argument,
-                      "'" + std::string(key) + "' has chunks of " +
-                          std::to_string(object->chunk_bytes) +
-                          " bytes and keeps them; remove it first",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "'{}' has chunks of {} bytes and keeps them; remove it first", key,
+                object->chunk_bytes);
   }
   if (!object->exists) {
     object->exists = object->made = true;
@@ -147,8 +139,7 @@ bool StagedTransaction::reads_as_zeros(const StagedObject& object, size_t index,
 Status StagedTransaction::require(std::string_view key, std::string_view tag) {
   std::lock_guard lock(state_->mutex);
   if (state_->done)
-    return make_error(Code::invalid_argument, "the transaction is already committed: begin another",
-                      kWhere);
+    return fail(Code::invalid_argument, "the transaction is already committed: begin another");
   state_->required.insert_or_assign(std::string(key), std::string(tag));
   return {};
 }
@@ -160,12 +151,9 @@ Future<void> StagedTransaction::write(std::string_view key, uint64_t offset, Sli
     STOKER_ASSIGN(StagedObject * object, own(key));
     if (!object->exists) return no_object(key);
     if (offset > object->bytes || from.size > object->bytes - offset) {
-      return make_error(Code::invalid_argument,
-                        "bytes " + std::to_string(offset) + " to " +
-                            std::to_string(offset + from.size) + " are beyond the end of '" +
-                            std::string(key) + "', which has " + std::to_string(object->bytes) +
-                            "; resize it first",
-                        kWhere);
+      return fail(Code::invalid_argument,
+                  "bytes {} to {} are beyond the end of '{}', which has {}; resize it first",
+                  offset, offset + from.size, key, object->bytes);
     }
     object->wrote(offset, from.size);
     STOKER_TRY(write_locked(key, *object, offset, from, priority));
@@ -365,11 +353,8 @@ Future<void> StagedTransaction::read(std::string_view key, uint64_t offset, Slic
   const StagedObject& object = at->second;
   if (!object.exists) return no_object(key);
   if (offset > object.bytes || into.size > object.bytes - offset) {
-    return make_error(Code::invalid_argument,
-                      "bytes " + std::to_string(offset) + " to " +
-                          std::to_string(offset + into.size) + " are beyond the end of '" +
-                          std::string(key) + "', which has " + std::to_string(object.bytes),
-                      kWhere);
+    return fail(Code::invalid_argument, "bytes {} to {} are beyond the end of '{}', which has {}",
+                offset, offset + into.size, key, object.bytes);
   }
   return read_locked(key, object, offset, into, options.priority);
 }
@@ -403,8 +388,7 @@ Future<Version> StagedTransaction::commit(Durability) {
   {
     std::lock_guard lock(state_->mutex);
     if (state_->done)
-      return make_error(Code::invalid_argument,
-                        "the transaction is already committed: begin another", kWhere);
+      return fail(Code::invalid_argument, "the transaction is already committed: begin another");
     state_->done = true;
     failed = state_->failed;
     const auto map = map_.lock();

@@ -108,9 +108,7 @@ void Writer::run() {
   }
   // Nobody waits for these any more who could still be told.
   const MutexLock lock(mutex_);
-  for (Job& job : jobs_)
-    job.done.complete(
-        make_error(Code::cancelled, "the store was closed meanwhile", "store/coded/writer"));
+  for (Job& job : jobs_) job.done.complete(fail(Code::cancelled, "the store was closed meanwhile"));
 }
 
 void Writer::serve(std::vector<Request> batch) {

@@ -138,10 +138,8 @@ Status WrongRows::written() {
   const std::string why = writing_->transfers.finish();
   writing_.reset();
   if (why.empty()) return {};
-  return make_error(Code::io,
-                    "a chunk on the shard '" + shards_[stripe_.shards[position_]].path +
-                        "' cannot be rebuilt: " + why,
-                    "store/coded/rebuild");
+  return fail(Code::io, "a chunk on the shard '{}' cannot be rebuilt: {}",
+              shards_[stripe_.shards[position_]].path, why);
 }
 
 }  // namespace stoker::coded

@@ -18,7 +18,6 @@
 namespace stoker::dir {
 namespace {
 
-constexpr const char* kWhere = "store/dir/beneath";
 constexpr std::string_view kOwnPrefix = ".stoker-";
 constexpr std::string_view kOwnSuffix = ".tmp";
 constexpr int kMakeTries =
@@ -66,9 +65,7 @@ int walk_beneath(int root, std::string_view path, int flags) {
 }
 
 Error bad_key(std::string_view key, const std::string& why) {
-  return make_error(Code::invalid_argument,
-                    "'" + std::string(key) + "' is no name of an object in a folder: " + why,
-                    kWhere);
+  return fail(Code::invalid_argument, "'{}' is no name of an object in a folder: {}", key, why);
 }
 
 }  // namespace
@@ -118,7 +115,7 @@ Result<Beneath> Beneath::open(const std::string& path, bool openat2) {
     const std::string why = error == ENOTDIR  ? ": it is no folder"
                             : error == ENOENT ? ": there is no such folder"
                                               : "";
-    return errno_error(error, "cannot open the folder '" + path + "'" + why, kWhere);
+    return fail(error, "cannot open the folder '{}'{}", path, why);
   }
   if (openat2) {
     const int probed = openat2_beneath(fd.get(), ".", O_PATH | O_DIRECTORY);
@@ -142,19 +139,18 @@ Result<Fd> Beneath::open_at(std::string_view path, int flags) const {
   const std::string name = "'" + std::string(path) + "' in '" + path_ + "'";
   switch (-fd) {
     case ENOENT:
-      return errno_error(ENOENT, "there is no " + name, kWhere);
+      return fail(ENOENT, "there is no {}", name);
     case ENOTDIR:
       return Error{Code::not_found, ENOTDIR,
-                   "there is no " + name + ": a part of it is a file, not a folder", kWhere};
+                   "there is no " + name + ": a part of it is a file, not a folder"};
     case ELOOP:
     case EXDEV:
-      return Error{Code::not_found, ELOOP, name + " is behind a link, and links are not followed",
-                   kWhere};
+      return Error{Code::not_found, ELOOP, name + " is behind a link, and links are not followed"};
     case EACCES:
     case EPERM:
-      return errno_error(-fd, "cannot open " + name + ": permission is denied", kWhere);
+      return fail(-fd, "cannot open {}: permission is denied", name);
     default:
-      return errno_error(-fd, "cannot open " + name, kWhere);
+      return fail(-fd, "cannot open {}", name);
   }
 }
 
@@ -166,11 +162,10 @@ Result<Fd> Beneath::make_folder(const std::string& path,
     if (there.error().sys_errno == ENOTDIR) {
       return Error{Code::invalid_argument, ENOTDIR,
                    "'" + path + "' or a part of it is an object in '" + path_ +
-                       "', so nothing can lie below it",
-                   kWhere};
+                       "', so nothing can lie below it"};
     }
     if (there.error().sys_errno == ELOOP)
-      return Error{Code::invalid_argument, ELOOP, there.error().what, kWhere};
+      return Error{Code::invalid_argument, ELOOP, there.error().what};
     if (there.error().sys_errno != ENOENT) return there;
     const auto [above, name] = split_key(path);
     STOKER_ASSIGN(const Fd parent, make_folder(above, made));
@@ -178,24 +173,22 @@ Result<Fd> Beneath::make_folder(const std::string& path,
       STOKER_TRY(sync_folder(parent.get(), above));
       made(path);
     } else if (errno != EEXIST && errno != ENOENT) {
-      return errno_error(errno, "cannot make the folder '" + path + "' in '" + path_ + "'", kWhere);
+      return fail(errno, "cannot make the folder '{}' in '{}'", path, path_);
     }
   }
-  return make_error(Code::busy,
-                    "the folder '" + path + "' in '" + path_ +
-                        "' is removed again and again by others; try later",
-                    kWhere);
+  return fail(Code::busy, "the folder '{}' in '{}' is removed again and again by others; try later",
+              path, path_);
 }
 
 Result<Fd> Beneath::again() const {
   Fd fd(openat(fd_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd) return errno_error(errno, "cannot open the folder '" + path_ + "'", kWhere);
+  if (!fd) return fail(errno, "cannot open the folder '{}'", path_);
   return fd;
 }
 
 Status sync_folder(int fd, const std::string& path) {
   if (fsync(fd) == 0 || errno == EINVAL) return {};
-  return errno_error(errno, "cannot make the names in the folder '" + path + "' durable", kWhere);
+  return fail(errno, "cannot make the names in the folder '{}' durable", path);
 }
 
 }  // namespace stoker::dir

@@ -20,27 +20,20 @@
 namespace stoker::dir {
 namespace {
 
-constexpr const char* kWhere = "store/dir";
 constexpr uint32_t kSmallDepth = 64;  // reads of one call in flight
 
 Error no_snapshot(std::string_view name) {
-  return make_error(
-      Code::not_found,
-      "there is no snapshot '" + std::string(name) + "': a folder of plain files has none", kWhere);
+  return fail(Code::not_found, "there is no snapshot '{}': a folder of plain files has none", name);
 }
 
 Error no_object(std::string_view key, const std::string& root) {
-  return make_error(Code::not_found,
-                    "there is no object '" + std::string(key) + "' in '" + root + "'", kWhere);
+  return fail(Code::not_found, "there is no object '{}' in '{}'", key, root);
 }
 
 Status check_inside(const std::string& key, uint64_t bytes, uint64_t offset, const Slice& into) {
   if (offset <= bytes && into.size <= bytes - offset) return {};
-  return make_error(Code::invalid_argument,
-                    "bytes " + std::to_string(offset) + " to " +
-                        std::to_string(offset + into.size) + " are beyond the end of '" + key +
-                        "', which has " + std::to_string(bytes),
-                    kWhere);
+  return fail(Code::invalid_argument, "bytes {} to {} are beyond the end of '{}', which has {}",
+              offset, offset + into.size, key, bytes);
 }
 
 ObjectInfo describe(std::string key, const struct stat& status) {
@@ -81,8 +74,7 @@ Result<ObjectInfo> DirStore::stat(std::string_view key, std::string_view snapsho
   STOKER_ASSIGN(const Fd file, root_.open_at(key, O_PATH));
   struct stat status {};
   if (fstat(file.get(), &status) != 0)
-    return errno_error(errno, "cannot look at '" + std::string(key) + "' in '" + root_.path() + "'",
-                       kWhere);
+    return fail(errno, "cannot look at '{}' in '{}'", key, root_.path());
   if (!S_ISREG(status.st_mode)) return no_object(key, root_.path());
   return describe(std::string(key), status);
 }
@@ -134,9 +126,7 @@ Status DirStore::walk(const Fd& folder, const std::string& path, Walk& all) cons
   const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(again < 0 ? nullptr : fdopendir(again),
                                                     closedir);
-  if (!entries)
-    return errno_error(errno, "cannot read the folder '" + path + "' in '" + root_.path() + "'",
-                       kWhere);
+  if (!entries) return fail(errno, "cannot read the folder '{}' in '{}'", path, root_.path());
   while (!all.first_only || all.found.empty()) {
     errno = 0;
     const dirent* entry = readdir(entries.get());
@@ -151,7 +141,7 @@ Status DirStore::walk(const Fd& folder, const std::string& path, Walk& all) cons
     struct stat status {};
     if (fstatat(folder.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
       if (errno == ENOENT) continue;  // removed meanwhile
-      return errno_error(errno, "cannot look at '" + key + "' in '" + root_.path() + "'", kWhere);
+      return fail(errno, "cannot look at '{}' in '{}'", key, root_.path());
     }
     if (S_ISREG(status.st_mode) && key.size() >= all.prefix.size())
       all.found.push_back(describe(key, status));
@@ -159,9 +149,7 @@ Status DirStore::walk(const Fd& folder, const std::string& path, Walk& all) cons
     const Fd below(
         openat(folder.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (!below && (errno == ENOENT || errno == ELOOP || errno == ENOTDIR)) continue;
-    if (!below)
-      return errno_error(errno, "cannot read the folder '" + key + "' in '" + root_.path() + "'",
-                         kWhere);
+    if (!below) return fail(errno, "cannot read the folder '{}' in '{}'", key, root_.path());
     if (all.folders == nullptr) {
       STOKER_TRY(walk(below, key, all));
       errno = 0;
@@ -172,10 +160,8 @@ Status DirStore::walk(const Fd& folder, const std::string& path, Walk& all) cons
     if (!any.found.empty()) all.folders->push_back(key + "/");
     errno = 0;
   }
-  return errno == 0
-             ? Status()
-             : errno_error(errno, "cannot read the folder '" + path + "' in '" + root_.path() + "'",
-                           kWhere);
+  return errno == 0 ? Status()
+                    : fail(errno, "cannot read the folder '{}' in '{}'", path, root_.path());
 }
 
 Future<void> DirStore::read(std::string_view key, uint64_t offset, Slice into,
@@ -277,7 +263,7 @@ Result<Fd> DirStore::open_object(const std::string& key, uint64_t* bytes) const 
                 root_.open_at(key, O_RDONLY | O_NONBLOCK));  // or opening a pipe would hang
   struct stat status {};
   if (fstat(file.get(), &status) != 0)
-    return errno_error(errno, "cannot look at '" + key + "' in '" + root_.path() + "'", kWhere);
+    return fail(errno, "cannot look at '{}' in '{}'", key, root_.path());
   if (!S_ISREG(status.st_mode)) return no_object(key, root_.path());
   *bytes = static_cast<uint64_t>(status.st_size);
   return file;
@@ -294,15 +280,13 @@ Status DirStore::read_now(const std::string& key, uint64_t offset, Slice into,
 
 Future<void> DirStore::snapshot(std::string_view) {
   if (read_only_) return read_only_error();
-  return make_error(Code::unsupported,
-                    "a folder of plain files has no snapshots; use local: for them", kWhere);
+  return fail(Code::unsupported, "a folder of plain files has no snapshots; use local: for them");
 }
 
 Future<void> DirStore::drop(std::string_view name, Durability) { return no_snapshot(name); }
 
 Error DirStore::read_only_error() const {
-  return make_error(Code::read_only, "the store 'dir:" + root_.path() + "' was opened read-only",
-                    kWhere);
+  return fail(Code::read_only, "the store 'dir:{}' was opened read-only", root_.path());
 }
 
 StoreInfo DirStore::info() const {

@@ -12,7 +12,6 @@
 namespace stoker::dir {
 namespace {
 
-constexpr const char* kWhere = "store/dir/transfer";
 constexpr uint64_t kPieceBytes = 2 * kMiB;  // of one op
 
 // The whole blocks in the middle, which direct I/O takes: [first, last) of the file. Empty where
@@ -38,7 +37,7 @@ Status write_buffered(int fd, uint64_t offset, Slice from) {
     const ssize_t put =
         pwrite(fd, from.data + moved, from.size - moved, static_cast<off_t>(offset + moved));
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return errno_error(errno, "the file cannot be written", kWhere);
+    if (put < 0) return fail(errno, "the file cannot be written");
     moved += static_cast<size_t>(put);
   }
   return {};
@@ -54,12 +53,10 @@ void each_piece(const Middle& middle, OnPiece op) {
 }  // namespace
 
 Status outcome_of(const BufferedRead& read) {
-  if (read.outcome < 0)
-    return errno_error(static_cast<int>(-read.outcome), "the file cannot be read", kWhere);
+  if (read.outcome < 0) return fail(static_cast<int>(-read.outcome), "the file cannot be read");
   if (static_cast<size_t>(read.outcome) == read.into.size) return {};
-  return make_error(Code::io,
-                    "the file became shorter while it was read; another program writes it in place",
-                    kWhere);
+  return fail(Code::io,
+              "the file became shorter while it was read; another program writes it in place");
 }
 
 bool goes_direct(uint64_t offset, const Slice& bytes) {

@@ -22,7 +22,6 @@
 namespace stoker::dir {
 namespace {
 
-constexpr const char* kWhere = "store/dir/write";
 constexpr int kNameTries = 16;
 // Files without a name whose space is given back later: from so many bytes on, and so many at once.
 constexpr off_t kFreeLaterBytes = 1 * kMiB;
@@ -30,7 +29,7 @@ constexpr size_t kFreeLaterMax = 4;
 
 using Kind = DirStep::Kind;
 
-constexpr OneObjectStore kStore = {"a dir: store", kWhere};
+constexpr OneObjectStore kStore = {"a dir: store"};
 
 bool no_such_flag(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
 
@@ -54,12 +53,9 @@ Status DirStore::resize(Staged& staged, std::string_view key, uint64_t bytes,
   STOKER_TRY(staged.check_open(key));
   STOKER_TRY(staged.check_chunk(chunk_bytes));
   if (bytes > static_cast<uint64_t>(INT64_MAX))
-    return make_error(Code::invalid_argument, "a file has at most 8 EiB", kWhere);
+    return fail(Code::invalid_argument, "a file has at most 8 EiB");
   if (staged.pending > 0)
-    return make_error(
-        Code::busy,
-        "'" + std::string(key) + "' is being written: wait for that before its size changes",
-        kWhere);
+    return fail(Code::busy, "'{}' is being written: wait for that before its size changes", key);
   staged.key = key;
   Status begun = begin_object(staged, bytes);
   if (!begun) drop_temporary(staged);
@@ -80,10 +76,8 @@ Status DirStore::begin_object(Staged& staged, uint64_t bytes) {
   if (error == EOPNOTSUPP)
     error = ftruncate(staged.file.get(), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   if (error != 0)
-    return errno_error(error,
-                       "cannot reserve " + human_bytes(bytes) + " for '" + staged.key + "' in '" +
-                           root_.path() + "'",
-                       kWhere);
+    return fail(error, "cannot reserve {} for '{}' in '{}'", human_bytes(bytes), staged.key,
+                root_.path());
   staged.bytes = bytes;
   staged.touched = true;
   staged.removed = false;
@@ -103,11 +97,9 @@ Status DirStore::make_temporary(Staged& staged) {
     if (fstatat(staged.folder.get(), split_key(staged.key).second.c_str(), &there,
                 AT_SYMLINK_NOFOLLOW) == 0 &&
         !S_ISREG(there.st_mode)) {
-      return make_error(Code::invalid_argument,
-                        "'" + staged.key + "' in '" + root_.path() + "' is " +
-                            (S_ISDIR(there.st_mode) ? "a folder" : "no plain file") +
-                            " already, so no object can have this name",
-                        kWhere);
+      return fail(Code::invalid_argument,
+                  "'{}' in '{}' is {} already, so no object can have this name", staged.key,
+                  root_.path(), S_ISDIR(there.st_mode) ? "a folder" : "no plain file");
     }
     sweep(staged.folder, staged.folder_path);
     staged.name = make_own_name();
@@ -116,10 +108,8 @@ Status DirStore::make_temporary(Staged& staged) {
     if (!file && (errno == EEXIST || errno == ENOENT))
       continue;  // ENOENT: the folder was empty, and somebody removed it
     if (!file)
-      return errno_error(errno,
-                         "cannot make a file in '" + root_.path() +
-                             (staged.folder_path.empty() ? "'" : "/" + staged.folder_path + "'"),
-                         kWhere);
+      return fail(errno, "cannot make a file in '{}{}", root_.path(),
+                  staged.folder_path.empty() ? "'" : "/" + staged.folder_path + "'");
     if (flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
       continue;  // who sweeps was quicker
     struct stat status {};
@@ -128,10 +118,8 @@ Status DirStore::make_temporary(Staged& staged) {
     step({.kind = Kind::create, .path = staged.path()});
     return {};
   }
-  return make_error(
-      Code::busy,
-      "no temporary file can be made for '" + staged.key + "' in '" + root_.path() + "'; try later",
-      kWhere);
+  return fail(Code::busy, "no temporary file can be made for '{}' in '{}'; try later", staged.key,
+              root_.path());
 }
 
 // Temporary files whose writers are dead, once a folder.
@@ -163,14 +151,12 @@ Future<void> DirStore::write(const StagedPtr& staged, std::string_view key, uint
     STOKER_TRY(staged->check_open(key));
     return staged->check_write(key, offset, from.size, [&]() -> Status {
       if (stat(key, {})) return {};
-      return make_error(Code::not_found,
-                        "there is no object '" + std::string(key) + "' in '" + root_.path() +
-                            "'; resize() makes it",
-                        kWhere);
+      return fail(Code::not_found, "there is no object '{}' in '{}'; resize() makes it", key,
+                  root_.path());
     });
   }();
   if (!allowed) {
-    staged->fail(allowed.error());
+    staged->refuse(allowed.error());
     return allowed;
   }
   if (staged->direct < 0 && goes_direct(offset, from)) {
@@ -216,13 +202,9 @@ Status DirStore::remove(Staged& staged, std::string_view key) {
   STOKER_TRY(check_key(key));
   STOKER_TRY(staged.check_open(key));
   if (staged.removed || (!staged.touched && !stat(key, {})))
-    return make_error(Code::not_found,
-                      "there is no object '" + std::string(key) + "' in '" + root_.path() + "'",
-                      kWhere);
+    return fail(Code::not_found, "there is no object '{}' in '{}'", key, root_.path());
   if (staged.pending > 0)
-    return make_error(
-        Code::busy,
-        "'" + std::string(key) + "' is being written: wait for that before it is removed", kWhere);
+    return fail(Code::busy, "'{}' is being written: wait for that before it is removed", key);
   drop_temporary(staged);
   staged.key = key;
   staged.touched = staged.removed = true;
@@ -272,8 +254,7 @@ Status DirStore::publish(Staged& staged) {
   if (staged.file) {
     STOKER_TRY(stamp(staged.file, staged.key));
     if (fdatasync(staged.file.get()) != 0)
-      return errno_error(
-          errno, "cannot make '" + staged.key + "' in '" + root_.path() + "' durable", kWhere);
+      return fail(errno, "cannot make '{}' in '{}' durable", staged.key, root_.path());
     step({.kind = Kind::sync_file, .path = staged.path()});
   }
   const std::string folder_path = split_key(staged.key).first;
@@ -304,8 +285,7 @@ Status DirStore::publish(Staged& staged) {
     return Error{Code::in_doubt, synced.error().sys_errno,
                  "'" + staged.key + "' in '" + root_.path() +
                      "' was changed, but may be the old one again after a power cut; look at it "
-                     "before you commit it again",
-                 kWhere};
+                     "before you commit it again"};
   }
   step({.kind = Kind::sync_folder, .path = folder_path});
   if (staged.removed) prune(folder_path);
@@ -372,16 +352,13 @@ Status DirStore::place(Staged& staged, const std::string& name) const {
   }
   if (error == EEXIST && absent) return check_required(staged.key, kAbsent, "there");
   if (error == EISDIR || error == ENOTEMPTY || error == EEXIST) {
-    return make_error(Code::invalid_argument,
-                      "'" + staged.key + "' in '" + root_.path() +
-                          "' is a folder already, so no object can have this name",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "'{}' in '{}' is a folder already, so no object can have this name", staged.key,
+                root_.path());
   }
   if (error != 0)
-    return errno_error(
-        error,
-        "cannot rename the new file of '" + staged.key + "' into place in '" + root_.path() + "'",
-        kWhere);
+    return fail(error, "cannot rename the new file of '{}' into place in '{}'", staged.key,
+                root_.path());
   step(renamed);
   return {};
 }
@@ -392,13 +369,9 @@ Status DirStore::take_away(const Staged& staged) const {
                     : unlinkat(staged.folder.get(), name.c_str(), 0) == 0 ? 0
                                                                           : errno;
   if (error == ENOENT)
-    return make_error(
-        Code::conflict,
-        "'" + staged.key + "' in '" + root_.path() + "' was removed by somebody else meanwhile",
-        kWhere);
-  if (error != 0)
-    return errno_error(error, "cannot remove '" + staged.key + "' in '" + root_.path() + "'",
-                       kWhere);
+    return fail(Code::conflict, "'{}' in '{}' was removed by somebody else meanwhile", staged.key,
+                root_.path());
+  if (error != 0) return fail(error, "cannot remove '{}' in '{}'", staged.key, root_.path());
   step({.kind = Kind::unlink, .path = staged.key});
   return {};
 }
@@ -439,8 +412,7 @@ Status DirStore::stamp(const Fd& file, const std::string& path) {
   const timespec time{.tv_sec = mine / 1'000'000'000, .tv_nsec = mine % 1'000'000'000};
   const timespec times[2] = {time, time};
   if (futimens(file.get(), times) == 0) return {};
-  return errno_error(errno, "cannot set the time of '" + path + "' in '" + root_.path() + "'",
-                     kWhere);
+  return fail(errno, "cannot set the time of '{}' in '{}'", path, root_.path());
 }
 
 // Among Stoker's writers: alone, or beside all others that are not alone.
@@ -451,18 +423,15 @@ Result<Fd> DirStore::lock(bool alone) const {
     if (errno != EINTR) break;
   }
   if (alone)
-    return errno_error(errno,
-                       "the folder '" + root_.path() +
-                           "' cannot be locked, and a commit that requires a tag needs the lock",
-                       kWhere);
+    return fail(errno,
+                "the folder '{}' cannot be locked, and a commit that requires a tag needs the lock",
+                root_.path());
   return locked;  // without locks nobody requires a tag
 }
 
 Result<Version> DirStore::copy(std::string_view from, std::string_view to) {
   if (read_only_) return read_only_error();
-  if (from == to)
-    return make_error(Code::invalid_argument,
-                      "'" + std::string(from) + "' cannot be copied to itself", kWhere);
+  if (from == to) return fail(Code::invalid_argument, "'{}' cannot be copied to itself", from);
   STOKER_TRY(stat(from, {}));
   STOKER_ASSIGN(const Fd source, root_.open_at(from, O_RDONLY | O_NONBLOCK));
   const auto staged = std::make_shared<Staged>();

@@ -92,10 +92,8 @@ Status Allocator::take_all(const Map& map) {
     uint64_t at = limits_.volumes[volume].begin;
     for (const auto& [block, blocks] : used) {
       if (block < at) {
-        return make_error(Code::corruption,
-                          "the map is damaged: two chunks share block " + std::to_string(block) +
-                              " of volume " + std::to_string(volume),
-                          "store/local/allocator");
+        return fail(Code::corruption, "the map is damaged: two chunks share block {} of volume {}",
+                    block, volume);
       }
       volumes_[volume].add(at, block - at);
       at = block + blocks;

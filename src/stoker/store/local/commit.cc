@@ -14,8 +14,6 @@
 namespace stoker::local {
 namespace {
 
-constexpr const char* kWhere = "store/local/commit";
-
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
@@ -34,10 +32,10 @@ Result<uint64_t> framed_image_bytes(const Map& map) {
 Future<Version> LocalStore::commit(const StatePtr& state, Durability durability) {
   MutexLock lock(mutex_);
   if (state->phase != TransactionState::Phase::open)
-    return make_error(Code::invalid_argument, "the transaction was already committed", kWhere);
+    return fail(Code::invalid_argument, "the transaction was already committed");
   if (!state->name.empty() && durability == Durability::deferred)
-    return make_error(Code::invalid_argument,
-                      "a version that gets a name must be durable: commit it as durable", kWhere);
+    return fail(Code::invalid_argument,
+                "a version that gets a name must be durable: commit it as durable");
   state->phase = TransactionState::Phase::committing;
   while (!state->partials.empty())
     seal(state, std::shared_ptr<StagedChunk>(state->partials.front()));
@@ -72,8 +70,7 @@ void LocalStore::process_here(MutexLock& lock) noexcept {
 
 Status LocalStore::check_name(std::string_view snapshot) {
   if (!snapshot.empty() && snapshot.size() <= kKeyMax) return {};
-  return make_error(Code::invalid_argument,
-                    "a snapshot's name has 1 to " + std::to_string(kKeyMax) + " bytes", kWhere);
+  return fail(Code::invalid_argument, "a snapshot's name has 1 to {} bytes", kKeyMax);
 }
 
 Future<void> LocalStore::snapshot(std::string_view name) {
@@ -88,8 +85,7 @@ Future<void> LocalStore::enqueue_named(CommitEntry::Kind kind, std::string_view 
   STOKER_TRY(check_name(name));
   MutexLock lock(mutex_);
   if (read_only_option_)
-    return make_error(Code::read_only, "the store '" + composition() + "' was opened read-only",
-                      kWhere);
+    return fail(Code::read_only, "the store '{}' was opened read-only", composition());
   auto entry = std::make_unique<CommitEntry>();
   entry->kind = kind;
   entry->name = name;
@@ -187,15 +183,14 @@ void LocalStore::run_deferred(CommitGroup& group) {
 // Checks that the entry can be and says what it does to the map.
 Status LocalStore::encode(CommitEntry& entry, Version version) {
   if (poisoned_)
-    return make_error(Code::read_only,
-                      "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
+    return fail(Code::read_only, "the store refuses writes until it is reopened: {}",
+                poisoned_->what);
   ByteWriter out;
   if (entry.kind == CommitEntry::Kind::snapshot) {
     STOKER_TRY(put_name(out, entry.name));
   } else if (entry.kind == CommitEntry::Kind::drop) {
     if (map_->find_snapshot(entry.name) == nullptr)
-      return make_error(Code::not_found, "there is no snapshot '" + entry.name + "' to drop",
-                        kWhere);
+      return fail(Code::not_found, "there is no snapshot '{}' to drop", entry.name);
     put_drop(out, entry.name);
   } else if (entry.kind == CommitEntry::Kind::commit) {
     if (entry.state->error) return *entry.state->error;
@@ -211,10 +206,8 @@ Status LocalStore::encode(CommitEntry& entry, Version version) {
 // It is the first of its group, as in check_requirements().
 Status LocalStore::put_name(ByteWriter& out, std::string_view name) const {
   if (map_->find_snapshot(name) != nullptr)
-    return make_error(Code::already_exists,
-                      "there is a snapshot '" + std::string(name) +
-                          "' already; drop it first or take another name",
-                      kWhere);
+    return fail(Code::already_exists,
+                "there is a snapshot '{}' already; drop it first or take another name", name);
   put_snapshot(out, name);
   return {};
 }
@@ -295,9 +288,8 @@ Status LocalStore::check_room(const Growth& growth, std::string_view group,
                               std::string_view entry) const {
   if (static_cast<int64_t>(map_->slots()) + growth.slots >
       static_cast<int64_t>(map_->limits().slots_max))
-    return make_error(Code::out_of_space,
-                      "the objects of the store would have too many chunks: use larger ones",
-                      kWhere);
+    return fail(Code::out_of_space,
+                "the objects of the store would have too many chunks: use larger ones");
   if (map_->image_bound() + growth.image_bytes <= committer_.payload_max()) return {};
   Map after = *map_;
   std::vector<Extent> freed;
@@ -307,10 +299,9 @@ Status LocalStore::check_room(const Growth& growth, std::string_view group,
   if (bytes <= committer_.payload_max()) return {};
   STOKER_ASSIGN(const uint64_t before, framed_image_bytes(*map_));
   if (bytes <= before) return {};
-  return make_error(Code::out_of_space,
-                    "the journal of the store is too small for its map: remove objects or "
-                    "snapshots, or make a store for more objects (objects_max)",
-                    kWhere);
+  return fail(Code::out_of_space,
+              "the journal of the store is too small for its map: remove objects or snapshots, or "
+              "make a store for more objects (objects_max)");
 }
 
 void LocalStore::flip(CommitEntry& entry) {

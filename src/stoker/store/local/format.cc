@@ -10,7 +10,6 @@
 namespace stoker::local {
 namespace {
 
-constexpr const char* kWhere = "store/local/format";
 constexpr size_t kCrcAt = kHeaderBytes - sizeof(uint32_t);
 
 // The bytes for data of each volume.
@@ -56,18 +55,16 @@ std::string encode_header(const VolumeHeader& header) {
 
 Result<std::optional<VolumeHeader>> decode_header(std::span<const std::byte> sector) {
   if (sector.size() < kHeaderBytes)
-    return make_error(Code::corruption, "a volume header of less than 512 bytes", kWhere);
+    return fail(Code::corruption, "a volume header of less than 512 bytes");
   ByteReader in(sector.first(kHeaderBytes));
   if (in.get<uint64_t>() != kVolumeMagic) return std::optional<VolumeHeader>();
   uint32_t crc = 0;
   std::memcpy(&crc, sector.data() + kCrcAt, sizeof crc);
   if (crc != crc32c(sector.data(), kCrcAt))
-    return make_error(Code::corruption, "the volume header differs from its checksum", kWhere);
+    return fail(Code::corruption, "the volume header differs from its checksum");
   if (const auto version = in.get<uint32_t>(); version != kFormatVersion) {
-    return make_error(Code::mismatch,
-                      "the volume has format " + std::to_string(version) +
-                          "; this Stoker reads format " + std::to_string(kFormatVersion),
-                      kWhere);
+    return fail(Code::mismatch, "the volume has format {}; this Stoker reads format {}", version,
+                kFormatVersion);
   }
   VolumeHeader header;
   header.state = in.get<VolumeState>();
@@ -99,7 +96,7 @@ Result<std::optional<VolumeHeader>> decode_header(std::span<const std::byte> sec
                     journal_inside(header.journal_at[0]) && journal_inside(header.journal_at[1]) &&
                     (header.state == VolumeState::making || header.state == VolumeState::ready) &&
                     end / kBlock < (uint64_t{1} << 48) && valid_chunk_bytes(header.chunk_bytes);
-  if (!sane) return make_error(Code::corruption, "the volume header breaks its own rules", kWhere);
+  if (!sane) return fail(Code::corruption, "the volume header breaks its own rules");
   return std::optional<VolumeHeader>(header);
 }
 

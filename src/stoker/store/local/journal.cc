@@ -11,7 +11,6 @@
 namespace stoker::local {
 namespace {
 
-constexpr const char* kWhere = "store/local/journal";
 constexpr size_t kImagePartBytes = kMiB;
 constexpr uint64_t kWindowBytes = kMiB;
 
@@ -94,7 +93,7 @@ Status FrameReader::apply(std::span<const std::byte> payload) {
       freed_.clear();
       return map_.apply(items, freed_);
   }
-  return make_error(Code::corruption, "the journal holds a frame out of its order", kWhere);
+  return fail(Code::corruption, "the journal holds a frame out of its order");
 }
 
 Error opening_error(const Error& error, const std::string& path) {
@@ -145,9 +144,7 @@ Result<std::unique_ptr<Map>> Journal::recover(const MapLimits& limits) {
   std::set<uint64_t, std::greater<>> found;
   for (size_t copy = 0; copy < 2; ++copy) {
     if (copies_[copy].file < 0)
-      return make_error(Code::corruption,
-                        "the volumes name no place for journal copy " + std::to_string(copy),
-                        kWhere);
+      return fail(Code::corruption, "the volumes name no place for journal copy {}", copy);
     for (size_t area = 0; area < 2; ++area) {
       Source source(loop_, copies_[copy].file, copies_[copy].at + area * area_bytes_, area_bytes_,
                     copy);
@@ -163,10 +160,9 @@ Result<std::unique_ptr<Map>> Journal::recover(const MapLimits& limits) {
     settle(generation);
     return map;
   }
-  return make_error(Code::corruption,
-                    "both copies of the journal are damaged, and no complete map is left: restore "
-                    "what the store held from a copy",
-                    kWhere);
+  return fail(Code::corruption,
+              "both copies of the journal are damaged, and no complete map is left: restore what "
+              "the store held from a copy");
 }
 
 // False: its image was never finished. Each frame is taken from a copy that has it intact.
@@ -197,27 +193,23 @@ Result<bool> Journal::load(uint64_t generation, Map& map) {
   if (!reader.image_complete()) {
     STOKER_ASSIGN(const bool sealed, sealed_anywhere(sources, generation));
     if (!sealed) return false;
-    return make_error(
-        Code::corruption,
-        "both copies of the journal are damaged, and no complete map is left: restore "
-        "what the store held from a copy",
-        kWhere);
+    return fail(Code::corruption,
+                "both copies of the journal are damaged, and no complete map is left: restore what "
+                "the store held from a copy");
   }
   size_t ends_unread = 0;
   for (Source& source : sources) {
     STOKER_ASSIGN(auto later, find_frame(source, {store_, generation}, cursor.offset + kBlock,
                                          cursor.sequence + 1));
     if (later)
-      return make_error(Code::corruption,
-                        "record " + std::to_string(cursor.sequence) +
-                            " of the journal is damaged in both copies, and later ones follow it",
-                        kWhere);
+      return fail(Code::corruption,
+                  "record {} of the journal is damaged in both copies, and later ones follow it",
+                  cursor.sequence);
     ends_unread += source.unreadable().contains(cursor.offset) ? 1 : 0;
   }
   if (ends_unread == sources.size()) {
-    return make_error(Code::corruption,
-                      "the journal cannot be read, in any copy, where its last record may stand",
-                      kWhere);
+    return fail(Code::corruption,
+                "the journal cannot be read, in any copy, where its last record may stand");
   }
   records_ = reader.records();
   return true;
@@ -282,10 +274,9 @@ Status Journal::append(std::string_view items) {
 Status Journal::write_frame(FrameKind kind, std::string_view body) {
   const size_t payload = sizeof kind + body.size();
   if (!writer_.fits(payload))
-    return make_error(
+    return fail(
         Code::out_of_space,
-        "the journal is too small for the map: make a store for more objects or of larger chunks",
-        kWhere);
+        "the journal is too small for the map: make a store for more objects or of larger chunks");
   std::string bytes(reinterpret_cast<const char*>(&kind), sizeof kind);
   bytes.append(body);
   const uint64_t framed = framed_bytes(payload);

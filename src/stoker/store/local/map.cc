@@ -10,7 +10,7 @@ namespace stoker::local {
 namespace {
 
 Error damaged(const std::string& what) {
-  return make_error(Code::corruption, "the map is damaged: " + what, "store/local/map");
+  return fail(Code::corruption, "the map is damaged: {}", what);
 }
 
 Chunk get_chunk(ByteReader& in) {

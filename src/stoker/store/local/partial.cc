@@ -10,7 +10,6 @@
 namespace stoker::local {
 namespace {
 
-constexpr const char* kWhere = "store/local/partial";
 constexpr size_t kOpenPartials = 4;  // of a transaction: each holds a chunk in memory
 
 }  // namespace
@@ -146,10 +145,9 @@ Status LocalStore::load_partial(Partial& partial) {
     MutexLock lock(mutex_);
     if (partial.base_node) {
       if (partial.base_node->state == StagedChunk::State::failed)
-        return make_error(Code::io,
-                          "an earlier write of chunk " + std::to_string(partial.index) + " of '" +
-                              partial.key + "' failed; begin the transaction again",
-                          kWhere);
+        return fail(Code::io,
+                    "an earlier write of chunk {} of '{}' failed; begin the transaction again",
+                    partial.index, partial.key);
       base = partial.base_node->chunk;
     }
   }

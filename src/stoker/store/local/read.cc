@@ -10,20 +10,16 @@
 namespace stoker::local {
 namespace {
 
-constexpr const char* kWhere = "store/local/read";
-
 Error not_found(std::string_view key, std::string_view snapshot) {
   std::string what = "there is no object '" + std::string(key) + "'";
   if (!snapshot.empty()) what += " in snapshot '" + std::string(snapshot) + "'";
-  return make_error(Code::not_found, what, kWhere);
+  return fail(Code::not_found, "{}", what);
 }
 
 Result<const Table*> table_of(const Map& map, std::string_view snapshot) {
   if (snapshot.empty()) return &map.current();
   const Snapshot* found = map.find_snapshot(snapshot);
-  if (found == nullptr)
-    return make_error(Code::not_found, "there is no snapshot '" + std::string(snapshot) + "'",
-                      kWhere);
+  if (found == nullptr) return fail(Code::not_found, "there is no snapshot '{}'", snapshot);
   return &found->table;
 }
 
@@ -65,9 +61,8 @@ Future<void> LocalStore::read(std::string_view key, uint64_t offset, Slice into,
 Future<void> LocalStore::start_read(StatePtr state, std::string_view key, uint64_t offset,
                                     Slice into, const ReadOptions& options) {
   if (state && !options.snapshot.empty())
-    return make_error(Code::invalid_argument,
-                      "a transaction reads its own bytes, not a snapshot: read that from the store",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "a transaction reads its own bytes, not a snapshot: read that from the store");
   auto transfer = transfers_.take();
   transfer->key = key;
   transfer->priority = options.priority;
@@ -121,11 +116,9 @@ Result<std::shared_ptr<StagedChunk>> LocalStore::gather(Transfer& transfer, cons
   using Phase = TransactionState::Phase;
   const StagedObject* staged = nullptr;
   if (state && state->phase == Phase::failed)
-    return make_error(Code::cancelled, "the transaction's commit failed: its bytes are gone",
-                      kWhere);
+    return fail(Code::cancelled, "the transaction's commit failed: its bytes are gone");
   if (state && state->phase == Phase::abandoned)
-    return make_error(Code::cancelled, "the transaction was abandoned before it could be read",
-                      kWhere);
+    return fail(Code::cancelled, "the transaction was abandoned before it could be read");
   if (state && state->phase != Phase::committed) {
     if (const auto own = state->objects.find(transfer.key); own != state->objects.end())
       staged = &own->second;
@@ -137,11 +130,8 @@ Result<std::shared_ptr<StagedChunk>> LocalStore::gather(Transfer& transfer, cons
   const uint64_t bytes = staged != nullptr ? staged->bytes : found->second->bytes;
   const uint32_t chunk_bytes = staged != nullptr ? staged->chunk_bytes : found->second->chunk_bytes;
   if (offset > bytes || into.size > bytes - offset) {
-    return make_error(Code::invalid_argument,
-                      "reading " + std::to_string(into.size) + " bytes at " +
-                          std::to_string(offset) + " of '" + transfer.key + "', which has " +
-                          std::to_string(bytes),
-                      kWhere);
+    return fail(Code::invalid_argument, "reading {} bytes at {} of '{}', which has {}", into.size,
+                offset, transfer.key, bytes);
   }
   for (size_t moved = 0; moved < into.size;) {
     Piece piece;
@@ -270,13 +260,10 @@ Error LocalStore::corrupt(std::string_view key, uint32_t index, const Chunk& chu
   const std::string rest = older.empty() ? "no snapshot has an earlier form of it, so restore the "
                                            "store from a copy or write the object anew"
                                          : "snapshot '" + older + "' has an earlier form of it";
-  return make_error(
-      Code::corruption,
-      "chunk " + std::to_string(index) + " of '" + std::string(key) +
-          "' differs from its checksum (volume " + std::to_string(volume_of(chunk.place)) +
-          ", byte " + std::to_string(block_of(chunk.place) * kBlock) +
-          "): its bytes on disk are damaged. `stoker fsck` tells all that is; " + rest,
-      kWhere);
+  return fail(Code::corruption,
+              "chunk {} of '{}' differs from its checksum (volume {}, byte {}): its bytes on disk "
+              "are damaged. `stoker fsck` tells all that is; {}",
+              index, key, volume_of(chunk.place), block_of(chunk.place) * kBlock, rest);
 }
 
 // A whole chunk, verified; what follows the valid bytes is zero. For the worker: it waits.

@@ -34,11 +34,10 @@ Result<std::unique_ptr<Loop>> make_own_loop(const std::vector<std::string>& path
   });
   if (driven == 0) return std::unique_ptr<Loop>();
   if (static_cast<size_t>(driven) != paths.size())
-    return make_error(Code::invalid_argument,
-                      "the volumes of a store are all drives named by their PCI addresses, or none "
-                      "is: '" +
-                          paths[0] + "' and the others do not share an engine",
-                      "store/local");
+    return fail(Code::invalid_argument,
+                "the volumes of a store are all drives named by their PCI addresses, or none is: "
+                "'{}' and the others do not share an engine",
+                paths[0]);
   LoopOptions options;
   options.trace = runtime.trace;
   options.follows = &runtime.loop;

@@ -19,23 +19,18 @@
 namespace stoker::local {
 namespace {
 
-constexpr const char* kWhere = "store/local/volume";
 constexpr const char* kFileName = "stoker.volume";
 
 // The file or device behind what the user named; makes the folder of a store that is to be made.
 Result<std::string> resolve(const std::string& path, const StoreOptions& options) {
-  if (path.empty())
-    return make_error(Code::invalid_argument, "a store's volume has an empty name", kWhere);
+  if (path.empty()) return fail(Code::invalid_argument, "a store's volume has an empty name");
   STOKER_ASSIGN(const auto status, look_at(path));
   if (std::filesystem::is_directory(status)) return path + "/" + kFileName;
   if (std::filesystem::exists(status)) return path;
-  if (!options.create || options.read_only)
-    return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
+  if (!options.create || options.read_only) return fail(ENOENT, "there is no store at '{}'", path);
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (error)
-    return errno_error(error.value(), "cannot make the folder '" + path + "' for the store",
-                       kWhere);
+  if (error) return fail(error.value(), "cannot make the folder '{}' for the store", path);
   return path + "/" + kFileName;
 }
 
@@ -53,23 +48,22 @@ VolumeSet::~VolumeSet() {
 Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& loop,
                                   const StoreOptions& options, const LocalOptions& local) {
   if (paths.empty() || paths.size() > kVolumesMax)
-    return make_error(Code::invalid_argument, "a store has 1 to 64 volumes", kWhere);
+    return fail(Code::invalid_argument, "a store has 1 to 64 volumes");
   if (options.create && !valid_chunk_bytes(options.chunk_bytes)) {
-    return make_error(
+    return fail(
         Code::invalid_argument,
-        "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
-            std::to_string(options.chunk_bytes) + " bytes",
-        kWhere);
+        "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes",
+        options.chunk_bytes);
   }
   const auto& weights = options.volume_weights;
   if (!weights.empty() && (weights.size() != paths.size() ||
                            !std::all_of(weights.begin(), weights.end(), [](double weight) {
                              return std::isfinite(weight) && weight > 0;
                            }))) {
-    return make_error(Code::invalid_argument,
-                      "the room of a store is shared out by one weight for each of its " +
-                          std::to_string(paths.size()) + " volumes, a number above zero",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "the room of a store is shared out by one weight for each of its {} volumes, a "
+                "number above zero",
+                paths.size());
   }
   const Geometry geometry{options.capacity_bytes, options.objects_max, options.chunk_bytes,
                           local.area_bytes, weights};
@@ -100,16 +94,15 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
   }
   const bool missing = in_files && !std::filesystem::exists(status);
   if (missing && (!options.create || options.read_only))
-    return errno_error(ENOENT, "there is no store at '" + path + "'", kWhere);
+    return fail(ENOENT, "there is no store at '{}'", path);
   // A crash between making the file and giving it its size leaves an empty one.
   std::error_code error;
   const bool empty = in_files && std::filesystem::is_regular_file(status) &&
                      std::filesystem::file_size(volume.file_path, error) == 0;
   const bool create = options.create && !options.read_only && (missing || empty || !local.files);
   if (create && options.capacity_bytes == 0 && local.files) {
-    return make_error(
-        Code::invalid_argument,
-        "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
+    return fail(Code::invalid_argument,
+                "a new store at '{}' needs a capacity: say how many bytes it may hold", path);
   }
   auto file = loop_->open(OpenFile{.path = volume.file_path,
                                    .create = create,
@@ -155,19 +148,16 @@ Status VolumeSet::read_headers() {
     const bool blank = !found && unreadable->empty() && all_zero(bytes.first(kHolderAt)) &&
                        all_zero(bytes.subspan(kHolderAt + kHeaderBytes));
     if (!found && volume.file.bytes < kHeaderRegion) {
-      return make_error(Code::mismatch,
-                        "'" + volume.path + "' is no volume of a store: it is too small", kWhere);
+      return fail(Code::mismatch, "'{}' is no volume of a store: it is too small", volume.path);
     }
     if (!found && !blank) {
       if (!error && error.error().code == Code::mismatch)
         return error.error().with("'" + volume.path + "'");
-      return make_error(
-          Code::mismatch,
-          "'" + volume.path + "' holds " + std::string(what_begins_with(bytes)) +
-              " that is no Stoker store (or both copies of its header are damaged): give another "
-              "path, or restore the store from a copy; `stoker create --overwrite` makes an empty "
-              "store of a device",
-          kWhere);
+      return fail(Code::mismatch,
+                  "'{}' holds {} that is no Stoker store (or both copies of its header are "
+                  "damaged): give another path, or restore the store from a copy; `stoker create "
+                  "--overwrite` makes an empty store of a device",
+                  volume.path, what_begins_with(bytes));
     }
     if (found && found->volume_bytes > volume.file.bytes) {
       volume.damage.push_back("'" + volume.path + "' is cut short: it should have " +
@@ -192,24 +182,23 @@ Status VolumeSet::identify(const StoreOptions& options, const std::vector<Volume
   }
   const std::string& path = volumes_[0].path;
   if (!options.create || options.read_only)
-    return make_error(Code::not_found,
-                      "there is no finished store at '" + path +
-                          "'; if making one there was interrupted, make it again",
-                      kWhere);
+    return fail(
+        Code::not_found,
+        "there is no finished store at '{}'; if making one there was interrupted, make it again",
+        path);
   if (options.capacity_bytes == 0)
-    return make_error(
-        Code::invalid_argument,
-        "a new store at '" + path + "' needs a capacity: say how many bytes it may hold", kWhere);
+    return fail(Code::invalid_argument,
+                "a new store at '{}' needs a capacity: say how many bytes it may hold", path);
   for (size_t i = 0; i < volumes_.size(); ++i) {
     if (blank_[i]) STOKER_TRY(check_fresh(volumes_[i]));
     if (volumes_[i].file.bytes < plan[i].volume_bytes && volumes_[i].in_folder)
       STOKER_TRY(make_again(volumes_[i], plan[i].volume_bytes));
     if (volumes_[i].file.bytes < plan[i].volume_bytes) {
-      return make_error(Code::out_of_space,
-                        "'" + volumes_[i].path + "' has " + human_bytes(volumes_[i].file.bytes) +
-                            ", but the store needs " + human_bytes(plan[i].volume_bytes) +
-                            " there (data and journal); delete the file, or ask for less",
-                        kWhere);
+      return fail(Code::out_of_space,
+                  "'{}' has {}, but the store needs {} there (data and journal); delete the file, "
+                  "or ask for less",
+                  volumes_[i].path, human_bytes(volumes_[i].file.bytes),
+                  human_bytes(plan[i].volume_bytes));
     }
     volumes_[i].header = plan[i];
     volumes_[i].damage.clear();
@@ -224,8 +213,7 @@ Status VolumeSet::make_again(Volume& volume, uint64_t bytes) {
   STOKER_TRY(loop_->close(std::exchange(volume.file.id, -1)));
   std::error_code error;
   std::filesystem::resize_file(volume.file_path, 0, error);
-  if (error)
-    return errno_error(error.value(), "cannot make '" + volume.file_path + "' again", kWhere);
+  if (error) return fail(error.value(), "cannot make '{}' again", volume.file_path);
   auto file =
       loop_->open(OpenFile{.path = volume.file_path, .create = true, .reserve_bytes = bytes});
   if (!file) return file.error().with("the store '" + volume.path + "'");
@@ -241,12 +229,11 @@ Status VolumeSet::check_fresh(const Volume& volume) const {
   const auto written = first_written(*loop_, volume.file, volume.lock_fd, kHeaderRegion);
   if (!written) return written.error().with("looking whether '" + volume.path + "' is empty");
   if (!*written) return {};
-  return make_error(Code::mismatch,
-                    "'" + volume.path + "' begins like an empty file, but holds data from byte " +
-                        std::to_string(**written) +
-                        " on that is no Stoker store: give another path, or delete the file (of a "
-                        "device, its data: blkdiscard) if nobody needs it",
-                    kWhere);
+  return fail(Code::mismatch,
+              "'{}' begins like an empty file, but holds data from byte {} on that is no Stoker "
+              "store: give another path, or delete the file (of a device, its data: blkdiscard) if "
+              "nobody needs it",
+              volume.path, **written);
 }
 
 Status VolumeSet::order_by_index() {
@@ -254,32 +241,23 @@ Status VolumeSet::order_by_index() {
   const VolumeHeader known = volumes_[static_cast<size_t>(first)].header;
   for (size_t i = 0; i < volumes_.size(); ++i) {
     if (blank_[i])
-      return make_error(Code::mismatch,
-                        "'" + volumes_[i].path + "' is empty, but '" +
-                            volumes_[static_cast<size_t>(first)].path + "' belongs to a store of " +
-                            std::to_string(known.count) + " volumes",
-                        kWhere);
+      return fail(Code::mismatch, "'{}' is empty, but '{}' belongs to a store of {} volumes",
+                  volumes_[i].path, volumes_[static_cast<size_t>(first)].path, known.count);
     if (volumes_[i].header.store != known.store)
-      return make_error(Code::mismatch,
-                        "'" + volumes_[i].path + "' and '" +
-                            volumes_[static_cast<size_t>(first)].path +
-                            "' belong to different stores",
-                        kWhere);
+      return fail(Code::mismatch, "'{}' and '{}' belong to different stores", volumes_[i].path,
+                  volumes_[static_cast<size_t>(first)].path);
   }
   if (known.count != volumes_.size()) {
-    return make_error(Code::mismatch,
-                      "'" + volumes_[0].path + "' belongs to a store of " +
-                          std::to_string(known.count) + " volumes, but " +
-                          std::to_string(volumes_.size()) + " are given: name them all",
-                      kWhere);
+    return fail(Code::mismatch,
+                "'{}' belongs to a store of {} volumes, but {} are given: name them all",
+                volumes_[0].path, known.count, volumes_.size());
   }
   std::sort(volumes_.begin(), volumes_.end(),
             [](const Volume& a, const Volume& b) { return a.header.index < b.header.index; });
   for (size_t i = 0; i < volumes_.size(); ++i) {
     if (volumes_[i].header.index != i)
-      return make_error(Code::mismatch,
-                        "'" + volumes_[i].path + "' is given twice, or is a copy of another volume",
-                        kWhere);
+      return fail(Code::mismatch, "'{}' is given twice, or is a copy of another volume",
+                  volumes_[i].path);
   }
   return {};
 }
@@ -331,12 +309,11 @@ Status VolumeSet::check_same_time(uint32_t generation) const {
   const uint32_t newest = newest_up_to(generation);
   for (const Volume& volume : volumes_) {
     if (volume.header.opened >= newest) continue;
-    return make_error(Code::mismatch,
-                      "'" + volume.path +
-                          "' is an older copy: the other volumes of its store were written to "
-                          "since. Give the newest file of each, or "
-                          "older ones that were all copied at one time while nobody wrote",
-                      kWhere);
+    return fail(
+        Code::mismatch,
+        "'{}' is an older copy: the other volumes of its store were written to since. Give the "
+        "newest file of each, or older ones that were all copied at one time while nobody wrote",
+        volume.path);
   }
   return {};
 }
@@ -351,12 +328,10 @@ Status VolumeSet::restore_sizes() {
                more = static_cast<off_t>(bytes) - from;
     const int error = volume.lock_fd < 0 ? 0 : posix_fallocate(volume.lock_fd, from, more);
     if (error != 0) {
-      return errno_error(error,
-                         "'" + volume.path + "' is cut short and cannot get its " +
-                             std::to_string(bytes) +
-                             " bytes again; put the whole file back, or open "
-                             "the store to read only",
-                         kWhere);
+      return fail(error,
+                  "'{}' is cut short and cannot get its {} bytes again; put the whole file back, "
+                  "or open the store to read only",
+                  volume.path, bytes);
     }
     AlignedBytes last(kBlock);
     std::memset(last.data(), 0, last.size());

@@ -11,7 +11,6 @@
 namespace stoker::local {
 namespace {
 
-constexpr const char* kWhere = "store/local/write";
 // of an object that is set aside at once, so that it lies in one piece
 constexpr uint64_t kAheadBytes = 32 * kMiB;
 
@@ -26,11 +25,10 @@ Chunk trimmed(Chunk chunk, uint64_t chunk_at, uint64_t limit) {
 Result<std::unique_ptr<Transaction>> LocalStore::begin() {
   MutexLock lock(mutex_);
   if (read_only_option_)
-    return make_error(Code::read_only, "the store '" + composition() + "' was opened read-only",
-                      kWhere);
+    return fail(Code::read_only, "the store '{}' was opened read-only", composition());
   if (poisoned_)
-    return make_error(Code::read_only,
-                      "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
+    return fail(Code::read_only, "the store refuses writes until it is reopened: {}",
+                poisoned_->what);
   auto state = std::make_shared<TransactionState>();
   open_.insert(state.get());
   return std::unique_ptr<Transaction>(std::make_unique<LocalTransaction>(*this, std::move(state)));
@@ -38,11 +36,10 @@ Result<std::unique_ptr<Transaction>> LocalStore::begin() {
 
 Status LocalStore::check_writable(const TransactionState& state) const {
   if (poisoned_)
-    return make_error(Code::read_only,
-                      "the store refuses writes until it is reopened: " + poisoned_->what, kWhere);
+    return fail(Code::read_only, "the store refuses writes until it is reopened: {}",
+                poisoned_->what);
   if (state.phase != TransactionState::Phase::open)
-    return make_error(Code::invalid_argument,
-                      "the transaction was already committed: begin another", kWhere);
+    return fail(Code::invalid_argument, "the transaction was already committed: begin another");
   return {};
 }
 
@@ -50,22 +47,19 @@ Status LocalStore::check_writable(const TransactionState& state) const {
 Result<StagedObject*> LocalStore::own(TransactionState& state, std::string_view key,
                                       bool must_exist) {
   if (key.empty() || key.size() > kKeyMax)
-    return make_error(Code::invalid_argument,
-                      "an object's key has 1 to " + std::to_string(kKeyMax) + " bytes", kWhere);
+    return fail(Code::invalid_argument, "an object's key has 1 to {} bytes", kKeyMax);
   if (auto found = state.objects.find(key); found != state.objects.end()) {
     if (must_exist && found->second.removed)
-      return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
+      return fail(Code::not_found, "there is no object '{}'", key);
     return &found->second;
   }
   if (const auto owner = owners_.find(key); owner != owners_.end()) {
-    return make_error(Code::busy,
-                      "'" + std::string(key) +
-                          "' is being written by another transaction; commit or abandon that first",
-                      kWhere);
+    return fail(Code::busy,
+                "'{}' is being written by another transaction; commit or abandon that first", key);
   }
   const auto committed = map_->current().find(key);
   if (committed == map_->current().end() && must_exist)
-    return make_error(Code::not_found, "there is no object '" + std::string(key) + "'", kWhere);
+    return fail(Code::not_found, "there is no object '{}'", key);
   StagedObject object;
   object.runs.resize(volumes_.size());
   if (committed != map_->current().end()) {
@@ -100,31 +94,25 @@ Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_
   MutexLock lock(mutex_);
   STOKER_TRY(check_writable(state));
   if (chunk_bytes != 0 && !valid_chunk_bytes(chunk_bytes)) {
-    return make_error(Code::invalid_argument,
-                      "chunks of '" + std::string(key) +
-                          "' must be a multiple of 4 KiB from 64 KiB to 8 MiB, not " +
-                          std::to_string(chunk_bytes),
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "chunks of '{}' must be a multiple of 4 KiB from 64 KiB to 8 MiB, not {}", key,
+                chunk_bytes);
   }
   STOKER_ASSIGN(StagedObject * object, own(state, key, false));
   const uint32_t unit = !object->removed   ? object->chunk_bytes
                         : chunk_bytes != 0 ? chunk_bytes
                                            : chunk_bytes_;
   if (bytes / unit > map_->limits().slots_max)
-    return make_error(
-        Code::out_of_space,
-        "'" + std::string(key) + "' would be too large for the store (" + human_bytes(bytes) + ")",
-        kWhere);
+    return fail(Code::out_of_space, "'{}' would be too large for the store ({})", key,
+                human_bytes(bytes));
   STOKER_TRY(charge_map((bytes - std::min(bytes, object->bytes)) / unit * sizeof(Chunk) + 256));
   if (object->removed) {
     object->removed = false;
     object->bytes = object->base_limit = 0;
     object->chunk_bytes = unit;
   } else if (chunk_bytes != 0 && chunk_bytes != object->chunk_bytes) {
-    return make_error(Code::invalid_argument,
-                      "'" + std::string(key) + "' has chunks of " +
-                          std::to_string(object->chunk_bytes) + " bytes; remove it to change that",
-                      kWhere);
+    return fail(Code::invalid_argument, "'{}' has chunks of {} bytes; remove it to change that",
+                key, object->chunk_bytes);
   }
   if (bytes < object->bytes) {
     object->base_limit = std::min(object->base_limit, bytes);
@@ -243,8 +231,8 @@ Error LocalStore::full(uint64_t bytes) const {
   if (limbo_blocks_ > 0)
     what += " (" + human_bytes(limbo_blocks_ * kBlock) +
             " more after the next durable commit and the reads under way)";
-  return make_error(Code::out_of_space,
-                    what + "; remove objects or drop snapshots, or make a larger store", kWhere);
+  return fail(Code::out_of_space, "{}; remove objects or drop snapshots, or make a larger store",
+              what);
 }
 
 void LocalStore::install(TransactionState& state, StagedObject& object, uint32_t index,
@@ -289,11 +277,9 @@ Result<StagedObject*> LocalStore::writable(TransactionState& state, std::string_
   STOKER_TRY(check_writable(state));
   STOKER_ASSIGN(StagedObject * object, own(state, key, true));
   if (offset > object->bytes || bytes > object->bytes - offset) {
-    return make_error(Code::invalid_argument,
-                      "writing " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
-                          " of '" + std::string(key) + "', which has " +
-                          std::to_string(object->bytes) + ": resize it first",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "writing {} bytes at {} of '{}', which has {}: resize it first", bytes, offset, key,
+                object->bytes);
   }
   return object;
 }

@@ -14,11 +14,7 @@
 #endif
 
 namespace stoker::remote {
-namespace {
-
-constexpr const char* kWhere = "store/remote/blocks";
-
-}  // namespace
+namespace {}  // namespace
 
 std::string block_name(std::string_view key, std::string_view tag, uint64_t index) {
   ByteWriter name;
@@ -30,10 +26,8 @@ std::string block_name(std::string_view key, std::string_view tag, uint64_t inde
 
 Result<std::unique_ptr<Blocks>> Blocks::make(uint64_t bytes, uint32_t block_bytes, Budget& budget) {
   if (block_bytes < 64 * kKiB || block_bytes > 8 * kMiB || !std::has_single_bit(block_bytes))
-    return make_error(Code::invalid_argument,
-                      "a block is a power of two from 64 KiB to 8 MiB, not " +
-                          std::to_string(block_bytes) + " bytes",
-                      kWhere);
+    return fail(Code::invalid_argument,
+                "a block is a power of two from 64 KiB to 8 MiB, not {} bytes", block_bytes);
   bytes = align_down(bytes, block_bytes);
   STOKER_ASSIGN(Grant grant, budget.take(bytes, "blocks for clients"));
   STOKER_ASSIGN(Fd fd, make_memory("stoker blocks", bytes));
@@ -44,13 +38,11 @@ Result<std::unique_ptr<Blocks>> Blocks::make(uint64_t bytes, uint32_t block_byte
     if (fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
       return Error{Code::over_budget, errno,
                    "the machine has not " + human_bytes(bytes) +
-                       " of free memory for blocks; give --memory a smaller size",
-                   kWhere};
+                       " of free memory for blocks; give --memory a smaller size"};
     (void)madvise(mapping.data(), bytes, MADV_COLLAPSE);  // small pages do as well, but slower
   }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0)
-    return errno_error(errno, "cannot seal shared memory: this kernel is older than Linux 5.1",
-                       kWhere);
+    return fail(errno, "cannot seal shared memory: this kernel is older than Linux 5.1");
   return std::unique_ptr<Blocks>(
       new Blocks(std::move(fd), std::move(mapping), std::move(grant), block_bytes));
 }

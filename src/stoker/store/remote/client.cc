@@ -19,7 +19,6 @@ namespace stoker {
 namespace remote {
 namespace {
 
-constexpr const char* kWhere = "store/remote/client";
 constexpr int kAttempts = 100;  // to read a large object of one content
 
 using LinkPtr = std::shared_ptr<Link>;
@@ -33,8 +32,7 @@ Status copy_spans(const Link& link, const Answer& answer, const std::byte* memor
   for (const Slice& each : into) {
     for (size_t done = 0; done < each.size;) {
       if (at == answer.spans.size())
-        return make_error(Code::corruption, "the server answered with fewer bytes than it said",
-                          kWhere);
+        return fail(Code::corruption, "the server answered with fewer bytes than it said");
       const Span& span = answer.spans[at];
       if (used == span.bytes) {
         ++at;
@@ -48,8 +46,7 @@ Status copy_spans(const Link& link, const Answer& answer, const std::byte* memor
                  span.bytes <= room - (span.offset - place)) {
         from = memory + (span.offset - place);
       } else {
-        return make_error(Code::corruption, "the server named memory outside what it shares",
-                          kWhere);
+        return fail(Code::corruption, "the server named memory outside what it shares");
       }
       const size_t now = std::min<size_t>(span.bytes - used, each.size - done);
       std::memcpy(each.data + done, from + used, now);
@@ -149,9 +146,8 @@ class LargeRead : public std::enable_shared_from_this<LargeRead> {
   }
   void again() {
     if (++attempts_ < kAttempts) return begin();
-    promise_.complete(make_error(
-        Code::busy, "'" + request_.keys[0] + "' is changed all the time: read less at once",
-        kWhere));
+    promise_.complete(
+        fail(Code::busy, "'{}' is changed all the time: read less at once", request_.keys[0]));
   }
 
   const LinkPtr link_;
@@ -314,8 +310,7 @@ class RemoteStore final : public Store {
 
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
     STOKER_ASSIGN(Answer answer, asked(Kind::stat, key, snapshot));
-    if (answer.objects.size() != 1)
-      return make_error(Code::corruption, "the server told of no object", kWhere);
+    if (answer.objects.size() != 1) return fail(Code::corruption, "the server told of no object");
     return std::move(answer.objects[0]);
   }
   Result<std::vector<ObjectInfo>> list(std::string_view prefix,
@@ -324,10 +319,9 @@ class RemoteStore final : public Store {
       STOKER_ASSIGN(auto all, list_once(prefix, snapshot));
       if (all) return std::move(*all);
     }
-    return make_error(Code::busy,
-                      "the objects changed each time they were listed; list a longer prefix, or a "
-                      "snapshot",
-                      kWhere);
+    return fail(
+        Code::busy,
+        "the objects changed each time they were listed; list a longer prefix, or a snapshot");
   }
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override {
@@ -397,7 +391,7 @@ class RemoteStore final : public Store {
       more = page.number != 0;
       if (more &&
           (page.objects.empty() || (!all.empty() && page.objects.back().key <= all.back().key)))
-        return make_error(Code::corruption, "the server's list does not end", kWhere);
+        return fail(Code::corruption, "the server's list does not end");
       all.insert(all.end(), std::make_move_iterator(page.objects.begin()),
                  std::make_move_iterator(page.objects.end()));
     }
@@ -450,10 +444,10 @@ Result<LinkPtr> RemoteStore::connected() const {
       (now.atomic != features_->atomic || now.update != features_->update ||
        now.snapshots != features_->snapshots || now.conditional != features_->conditional ||
        now.verified != features_->verified || now.versions != features_->versions))
-    return make_error(Code::mismatch,
-                      "another kind of store is served at 'unix:" + path_ +
-                          "' than when it was opened: open it again",
-                      kWhere);
+    return fail(
+        Code::mismatch,
+        "another kind of store is served at 'unix:{}' than when it was opened: open it again",
+        path_);
   if (mine->thread.joinable()) mine->thread.join();
   mine->socket = link->socket();
   mine->link = link;

@@ -14,7 +14,6 @@
 namespace stoker::remote {
 namespace {
 
-constexpr const char* kWhere = "store/remote/client";
 constexpr size_t kMemory = 16 * kMiB;
 constexpr size_t kGranule = 64 * kKiB;
 constexpr size_t kAtOnce = kUnderWayMax / 2;  // so the server always reads
@@ -36,7 +35,7 @@ Result<std::shared_ptr<Link>> Link::make(const std::string& path, bool read_only
   STOKER_ASSIGN(Mapping mapping, Mapping::make(memory.get(), 0, kMemory, Mapping::How::shared));
   auto link =
       std::make_shared<Link>(std::move(socket), path, std::move(memory), std::move(mapping));
-  if (!link->wake_) return errno_error(errno, "cannot make an eventfd", kWhere);
+  if (!link->wake_) return fail(errno, "cannot make an eventfd");
   STOKER_TRY(link->greet(read_only));
   return link;
 }
@@ -67,16 +66,16 @@ Status Link::greet(bool read_only) {
   blocks_fd_ = std::move((*packet)->fd);
   STOKER_ASSIGN(const uint64_t bytes, check_memory(blocks_fd_.get(), UINT64_MAX / 2));
   if (bytes != welcome_.blocks_bytes)
-    return make_error(Code::corruption, "the blocks have another size than was told", kWhere);
+    return fail(Code::corruption, "the blocks have another size than was told");
   STOKER_ASSIGN(blocks_, Mapping::make(blocks_fd_.get(), 0, bytes, Mapping::How::read_only));
   return {};
 }
 
 Error Link::gone(const char* what) const {
-  return make_error(Code::unavailable,
-                    "the server of 'unix:" + path_ + "' is gone: " + what +
-                        "; try again when it serves, and begin transactions anew",
-                    kWhere);
+  return fail(
+      Code::unavailable,
+      "the server of 'unix:{}' is gone: {}; try again when it serves, and begin transactions anew",
+      path_, what);
 }
 
 bool Link::lost() const {

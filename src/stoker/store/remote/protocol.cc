@@ -5,11 +5,10 @@ namespace stoker::remote {
 namespace {
 
 constexpr std::string_view kMagic = "STKR";
-constexpr const char* kWhere = "store/remote";
 constexpr uint8_t kCodes = static_cast<uint8_t>(Code::unavailable) + 1;
 
 Error broken(const std::string& what) {
-  return make_error(Code::corruption, "a message breaks the protocol: " + what, kWhere);
+  return fail(Code::corruption, "a message breaks the protocol: {}", what);
 }
 
 std::span<const std::byte> bytes_of(std::string_view text) {
@@ -97,11 +96,10 @@ Result<Header> decode_header(std::span<const std::byte> bytes) {
     return broken("it has no header");
   ByteReader in(bytes.subspan(kMagic.size()));
   if (const auto version = in.get<uint8_t>(); version != kVersion)
-    return make_error(Code::mismatch,
-                      "the other side speaks version " + std::to_string(version) +
-                          " of the protocol of `stoker serve`, this one " +
-                          std::to_string(kVersion) + ": install the same Stoker for both",
-                      kWhere);
+    return fail(Code::mismatch,
+                "the other side speaks version {} of the protocol of `stoker serve`, this one {}: "
+                "install the same Stoker for both",
+                version, kVersion);
   const auto kind = in.get<uint8_t>();
   const auto flags = in.get<uint8_t>();
   const auto zero = in.get<uint8_t>();
@@ -180,7 +178,6 @@ std::string encode(const Answer& answer) {
   out.put(static_cast<uint8_t>(answer.error ? static_cast<uint8_t>(error.code) + 1 : 0));
   out.put(static_cast<int32_t>(error.sys_errno));
   out.put_string(error.what);
-  out.put_string(error.where);
   out.put(answer.number);
   out.put_string(answer.tag);
   out.put_string(answer.blob);
@@ -203,7 +200,6 @@ Result<Answer> decode_answer(std::span<const std::byte> body) {
   Error error;
   error.sys_errno = in.get<int32_t>();
   error.what = text_of(in);
-  error.where = text_of(in);
   if (code != 0 && known) {
     error.code = static_cast<Code>(code - 1);
     answer.error = std::move(error);

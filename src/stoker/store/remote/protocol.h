@@ -15,7 +15,7 @@
 
 namespace stoker::remote {
 
-inline constexpr uint8_t kVersion = 1;
+inline constexpr uint8_t kVersion = 2;
 inline constexpr size_t kHeaderBytes = 16;
 inline constexpr size_t kMessageMax = 65'536;     // of a packet
 inline constexpr size_t kRequestMax = 4 * kMiB;   // of a body that comes as a descriptor,

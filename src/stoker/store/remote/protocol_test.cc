@@ -28,7 +28,7 @@ Request some_request() {
 
 Answer some_answer() {
   Answer answer{.number = 9, .tag = "t", .blob = "b"};
-  answer.error = make_error(Code::unavailable, "what", "where");
+  answer.error = fail(Code::unavailable, "what");
   answer.error->sys_errno = 5;
   answer.objects = {{"k", 1, 2, 3, Class::read_write, "tag"}, {"l", 4, 5, 6, {}, "other"}};
   answer.spans = {{kNoSlot, 1, 2}, {3, 4, 5}};

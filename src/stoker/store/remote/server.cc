@@ -22,8 +22,6 @@ namespace stoker {
 namespace remote {
 namespace {
 
-constexpr const char* kWhere = "store/remote/server";
-
 // The socket's file, for the life of this object: nobody else serves there.
 class Listener {
  public:
@@ -31,33 +29,29 @@ class Listener {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     if (path.empty() || path.size() >= sizeof address.sun_path)
-      return make_error(Code::invalid_argument,
-                        "the path of a socket has 1 to " +
-                            std::to_string(sizeof address.sun_path - 1) + " bytes; '" + path +
-                            "' has " + std::to_string(path.size()),
-                        kWhere);
+      return fail(Code::invalid_argument, "the path of a socket has 1 to {} bytes; '{}' has {}",
+                  sizeof address.sun_path - 1, path, path.size());
     std::memcpy(address.sun_path, path.data(), path.size());
     std::unique_ptr<Listener> made(new Listener(path));
     made->lock_ = Fd(open((path + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
-    if (!made->lock_) return errno_error(errno, "cannot make '" + path + ".lock'", kWhere);
+    if (!made->lock_) return fail(errno, "cannot make '{}.lock'", path);
     if (flock(made->lock_.get(), LOCK_EX | LOCK_NB) != 0)
-      return make_error(Code::busy, "another process serves at '" + path + "' already", kWhere);
+      return fail(Code::busy, "another process serves at '{}' already", path);
     struct stat there {};
     if (lstat(path.c_str(), &there) == 0) {
       if (!S_ISSOCK(there.st_mode))
-        return make_error(Code::already_exists, "'" + path + "' is there, and is no socket",
-                          kWhere);
+        return fail(Code::already_exists, "'{}' is there, and is no socket", path);
       unlink(path.c_str());  // of a server that died: its lock was free
     }
     made->socket_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!made->socket_ ||
         bind(made->socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-      return errno_error(errno, "cannot make the socket '" + path + "'", kWhere);
+      return fail(errno, "cannot make the socket '{}'", path);
     made->bound_ = true;
     // Nobody can connect before it listens, hence before the mode is right.
     if (chmod(path.c_str(), static_cast<mode_t>(mode)) != 0 ||
         listen(made->socket_.get(), 128) != 0)
-      return errno_error(errno, "cannot listen at '" + path + "'", kWhere);
+      return fail(errno, "cannot listen at '{}'", path);
     return made;
   }
   ~Listener() {
@@ -134,11 +128,10 @@ class ServerOf final : public Server {
         continue;
       }
       if (clients_.size() >= served_.options.clients) {
-        const Error full =
-            make_error(Code::busy,
-                       std::to_string(clients_.size()) + " clients use '" + served_.options.path +
-                           "', and no more are served: give `stoker serve` a larger --clients",
-                       kWhere);
+        const Error full = fail(
+            Code::busy,
+            "{} clients use '{}', and no more are served: give `stoker serve` a larger --clients",
+            clients_.size(), served_.options.path);
         if (auto message = outgoing({}, encode(Answer{.error = full})))
           (void)send(socket.get(), *message, false);
         continue;

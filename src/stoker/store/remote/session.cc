@@ -14,7 +14,6 @@
 namespace stoker::remote {
 namespace {
 
-constexpr const char* kWhere = "store/remote/server";
 constexpr uint64_t kListBytes = 4 * kMiB;  // a list under way counts as much
 constexpr int kListsMax = 8;               // until one is of one version
 
@@ -303,24 +302,21 @@ bool Session::take(const Packet& packet) {
 
 Status Session::check_key(std::string_view key) const {
   if (key.starts_with(served_.options.prefix)) return {};
-  return make_error(Code::no_permission,
-                    "'" + std::string(key) + "' is not served: only names that start with '" +
-                        served_.options.prefix + "' are",
-                    kWhere);
+  return fail(Code::no_permission, "'{}' is not served: only names that start with '{}' are", key,
+              served_.options.prefix);
 }
 
 Status Session::check_rights(const Request& request) const {
   const Kind kind = request.kind;
   const bool changes = changes_the_store(kind) || kind == Kind::begin;
   if (changes && read_only_)
-    return make_error(Code::read_only,
-                      served_.options.read_only ? "the store is served to be read only"
-                                                : "the store was opened to be read only",
-                      kWhere);
+    return fail(Code::read_only, "{}",
+                served_.options.read_only ? "the store is served to be read only"
+                                          : "the store was opened to be read only");
   if (served_.options.prefix.empty()) return {};
   if (kind == Kind::snapshot || kind == Kind::drop || kind == Kind::name)
-    return make_error(Code::no_permission,
-                      "a snapshot is of the whole store, and only a part of it is served", kWhere);
+    return fail(Code::no_permission,
+                "a snapshot is of the whole store, and only a part of it is served");
   const bool of_a_key = kind == Kind::stat || kind == Kind::resize || kind == Kind::write ||
                         kind == Kind::remove || kind == Kind::expect || kind == Kind::require ||
                         kind == Kind::copy || kind == Kind::forget;
@@ -440,12 +436,10 @@ Result<Answer> Session::begin() {
   };
   TransactionPtr shared(begun.release(), end);
   const std::lock_guard lock(mutex_);
-  if (ended_) return make_error(Code::cancelled, "the client is gone", kWhere);
+  if (ended_) return fail(Code::cancelled, "the client is gone");
   if (transactions_.size() >= kTransactionsMax)
-    return make_error(Code::busy,
-                      std::to_string(kTransactionsMax) +
-                          " transactions of this client are open: commit or drop some",
-                      kWhere);
+    return fail(Code::busy, "{} transactions of this client are open: commit or drop some",
+                kTransactionsMax);
   transactions_.emplace(next_transaction_, Open{.transaction = std::move(shared)});
   return Answer{.number = next_transaction_++};
 }
@@ -491,12 +485,11 @@ Result<Answer> Session::blocking(const Request& request) {
       break;
   }
   const Use staged(*this, request.transaction);
-  if (!staged)
-    return make_error(Code::invalid_argument, "this transaction has ended: begin another", kWhere);
+  if (!staged) return fail(Code::invalid_argument, "this transaction has ended: begin another");
   switch (request.kind) {
     case Kind::resize:
       if (request.number > UINT32_MAX)
-        return make_error(Code::invalid_argument, "a chunk has 8 MiB at most", kWhere);
+        return fail(Code::invalid_argument, "a chunk has 8 MiB at most");
       return plain(
           staged->resize(request.key, request.bytes, static_cast<uint32_t>(request.number)));
     case Kind::remove:
@@ -507,10 +500,10 @@ Result<Answer> Session::blocking(const Request& request) {
       return plain(staged->name(request.key));
     case Kind::expect:
       if (request.number >= kClasses.size())
-        return make_error(Code::invalid_argument, "there is no such class of objects", kWhere);
+        return fail(Code::invalid_argument, "there is no such class of objects");
       return plain(staged->expect(request.key, static_cast<Class>(request.number)));
     default:
-      return make_error(Code::invalid_argument, "there is no such request", kWhere);
+      return fail(Code::invalid_argument, "there is no such request");
   }
 }
 
@@ -521,17 +514,16 @@ Result<Answer> Session::follow(const Request& request) {
   const std::lock_guard lock(served_.plans_mutex);
   {
     const std::lock_guard own(mutex_);
-    if (ended_) return make_error(Code::cancelled, "the client is gone", kWhere);
+    if (ended_) return fail(Code::cancelled, "the client is gone");
   }
   const auto mine = [this](const auto& each) { return each.second == this; };
   const auto at = served_.plans.find(plan.name);
   const bool more = at == served_.plans.end() || at->second != this;
   if (more && static_cast<size_t>(std::ranges::count_if(served_.plans, mine)) >= kPlansMax)
-    return make_error(Code::busy,
-                      std::to_string(kPlansMax) +
-                          " plans of this client are followed: end some, by a plan of the same "
-                          "name without ranges",
-                      kWhere);
+    return fail(
+        Code::busy,
+        "{} plans of this client are followed: end some, by a plan of the same name without ranges",
+        kPlansMax);
   STOKER_TRY(served_.store.follow(plan));
   served_.plans.erase(plan.name);
   if (!plan.runs.empty()) served_.plans.emplace(plan.name, this);
@@ -555,8 +547,7 @@ void Session::end_plans() {
 void Session::write(uint64_t id, const Request& request) {
   const TransactionPtr staged = open_transaction(request.transaction);
   if (!staged)
-    return answer(id, make_error(Code::invalid_argument, "this transaction has ended", kWhere),
-                  request.bytes);
+    return answer(id, fail(Code::invalid_argument, "this transaction has ended"), request.bytes);
   struct Held {
     Grant grant;
     AlignedBytes memory;
@@ -585,11 +576,10 @@ void Session::commit(uint64_t id, const Request& request) {
     }
   }
   if (!staged)
-    return answer(
-        id,
-        make_error(Code::invalid_argument,
-                   "this transaction has ended, or is being changed by another call", kWhere),
-        0);
+    return answer(id,
+                  fail(Code::invalid_argument,
+                       "this transaction has ended, or is being changed by another call"),
+                  0);
   const Future<Version> done =
       staged->commit(request.number == 1 ? Durability::durable : Durability::deferred);
   done.on_done([self = shared_from_this(), id,
@@ -626,8 +616,7 @@ void Session::read(const std::shared_ptr<Reading>& reading) {
 void Session::read_staged(const std::shared_ptr<Reading>& reading) {
   const TransactionPtr staged = transaction(reading->request.transaction);
   if (!staged)
-    return answer(reading->id,
-                  make_error(Code::invalid_argument, "this transaction has ended", kWhere),
+    return answer(reading->id, fail(Code::invalid_argument, "this transaction has ended"),
                   reading->bytes);
   const auto memory = std::make_shared<AlignedBytes>(reading->bytes);
   uint64_t at = 0;
@@ -800,7 +789,7 @@ Status Session::read_direct(Reading& reading, size_t index) {
     const auto after = served_.store.stat(key, reading.request.text);
     if (!after || after->tag != tag) tag.clear();
     if (!wanted.empty() && tag != wanted)
-      return make_error(Code::conflict, "'" + key + "' was changed while it was read", kWhere);
+      return fail(Code::conflict, "'{}' was changed while it was read", key);
     reading.tag = tag;
   }
   STOKER_TRY(write_memory(memory_.get(), reading.places[index], into.span()));

@@ -12,7 +12,6 @@
 namespace stoker::remote {
 namespace {
 
-constexpr const char* kWhere = "store/remote/socket";
 constexpr int kSized = F_SEAL_SHRINK | F_SEAL_GROW;
 
 }  // namespace
@@ -22,14 +21,13 @@ Result<Outgoing> outgoing(const Header& header, std::string body, Fd fd) {
     return Outgoing{encode(header) + body, std::move(fd)};
   STOKER_CHECK(!fd);
   if (body.size() > (header.kind == Kind::answer ? kAnswerMax : kRequestMax))
-    return make_error(Code::unsupported,
-                      "a message of " + human_bytes(body.size()) +
-                          " is too long for `stoker serve`; ask for less at once",
-                      kWhere);
+    return fail(Code::unsupported,
+                "a message of {} is too long for `stoker serve`; ask for less at once",
+                human_bytes(body.size()));
   STOKER_ASSIGN(Fd memory, make_memory("stoker message", body.size()));
   STOKER_TRY(write_memory(memory.get(), 0, std::as_bytes(std::span(body))));
   if (fcntl(memory.get(), F_ADD_SEALS, F_SEAL_WRITE) != 0)
-    return errno_error(errno, "cannot seal a message", kWhere);
+    return fail(errno, "cannot seal a message");
   Header apart = header;
   apart.apart = true;
   return Outgoing{encode(apart), std::move(memory)};
@@ -73,7 +71,7 @@ Result<std::optional<Packet>> receive(int socket, size_t body_max) {
   do {
     got = recvmsg(socket, &packet, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
-  if (got < 0) return errno_error(errno, "cannot receive from the other side", kWhere);
+  if (got < 0) return fail(errno, "cannot receive from the other side");
   std::vector<Fd> fds;
   for (cmsghdr* each = CMSG_FIRSTHDR(&packet); each != nullptr; each = CMSG_NXTHDR(&packet, each)) {
     if (each->cmsg_level != SOL_SOCKET || each->cmsg_type != SCM_RIGHTS) continue;
@@ -85,18 +83,16 @@ Result<std::optional<Packet>> receive(int socket, size_t body_max) {
   }
   if (got == 0) return std::optional<Packet>();
   if ((packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || fds.size() > 1)
-    return make_error(Code::corruption, "a message breaks the protocol: it is too long", kWhere);
+    return fail(Code::corruption, "a message breaks the protocol: it is too long");
   const std::string_view message(bytes, static_cast<size_t>(got));
   Packet out;
   STOKER_ASSIGN(out.header, decode_header(std::as_bytes(std::span(message))));
   if (out.header.apart) {
     if (fds.empty() || message.size() != kHeaderBytes)
-      return make_error(Code::corruption, "a message breaks the protocol: its body is missing",
-                        kWhere);
+      return fail(Code::corruption, "a message breaks the protocol: its body is missing");
     STOKER_ASSIGN(const uint64_t size, check_memory(fds[0].get(), body_max));
     if ((fcntl(fds[0].get(), F_GET_SEALS) & F_SEAL_WRITE) == 0)
-      return make_error(Code::corruption, "a message breaks the protocol: its body may change",
-                        kWhere);
+      return fail(Code::corruption, "a message breaks the protocol: its body may change");
     out.body.resize(size);
     STOKER_TRY(read_memory(fds[0].get(), 0, std::as_writable_bytes(std::span(out.body))));
   } else {
@@ -110,20 +106,16 @@ Result<Fd> connect_to(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path)
-    return make_error(Code::invalid_argument,
-                      "the path of a socket has at most " +
-                          std::to_string(sizeof address.sun_path - 1) + " bytes; '" + path +
-                          "' is longer",
-                      kWhere);
+    return fail(Code::invalid_argument, "the path of a socket has at most {} bytes; '{}' is longer",
+                sizeof address.sun_path - 1, path);
   std::memcpy(address.sun_path, path.data(), path.size());
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket) return errno_error(errno, "cannot make a socket", kWhere);
+  if (!socket) return fail(errno, "cannot make a socket");
   while (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     if (errno == EINTR) continue;
-    const Error error =
-        errno_error(errno, "cannot connect to '" + path + "': start `stoker serve` there", kWhere);
+    const Error error = fail(errno, "cannot connect to '{}': start `stoker serve` there", path);
     if (errno != ENOENT && errno != ECONNREFUSED) return error;
-    return Error{Code::unavailable, error.sys_errno, error.what, error.where};
+    return Error{Code::unavailable, error.sys_errno, error.what};
   }
   return socket;
 }
@@ -132,7 +124,7 @@ Result<Fd> make_memory(const char* name, uint64_t bytes) {
   Fd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
       fcntl(fd.get(), F_ADD_SEALS, kSized) != 0)
-    return errno_error(errno, "cannot make shared memory of " + human_bytes(bytes), kWhere);
+    return fail(errno, "cannot make shared memory of {}", human_bytes(bytes));
   return fd;
 }
 
@@ -141,10 +133,9 @@ Result<uint64_t> check_memory(int fd, uint64_t most) {
   struct stat found {};
   if (seals < 0 || (seals & kSized) != kSized || fstat(fd, &found) != 0 || found.st_size < 0 ||
       static_cast<uint64_t>(found.st_size) > most)
-    return make_error(Code::corruption,
-                      "a message breaks the protocol: its descriptor is no sealed memory of a "
-                      "size that is allowed",
-                      kWhere);
+    return fail(Code::corruption,
+                "a message breaks the protocol: its descriptor is no sealed memory of a size that "
+                "is allowed");
   return static_cast<uint64_t>(found.st_size);
 }
 
@@ -153,8 +144,7 @@ Status read_memory(int fd, uint64_t offset, std::span<std::byte> into) {
     const ssize_t got =
         pread(fd, into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0)
-      return errno_error(got < 0 ? errno : EIO, "cannot read memory of the other side", kWhere);
+    if (got <= 0) return fail(got < 0 ? errno : EIO, "cannot read memory of the other side");
     done += static_cast<size_t>(got);
   }
   return {};
@@ -165,8 +155,7 @@ Status write_memory(int fd, uint64_t offset, std::span<const std::byte> from) {
     const ssize_t put =
         pwrite(fd, from.data() + done, from.size() - done, static_cast<off_t>(offset + done));
     if (put < 0 && errno == EINTR) continue;
-    if (put <= 0)
-      return errno_error(put < 0 ? errno : EIO, "cannot write memory of the other side", kWhere);
+    if (put <= 0) return fail(put < 0 ? errno : EIO, "cannot write memory of the other side");
     done += static_cast<size_t>(put);
   }
   return {};
@@ -192,8 +181,7 @@ Result<Mapping> Mapping::make(int fd, uint64_t offset, uint64_t bytes, How how) 
   made.bytes_ = bytes;
   if (bytes == 0) return made;
   void* at = mmap(nullptr, bytes, rights, flags, fd, static_cast<off_t>(offset));
-  if (at == MAP_FAILED)
-    return errno_error(errno, "cannot map " + human_bytes(bytes) + " of shared memory", kWhere);
+  if (at == MAP_FAILED) return fail(errno, "cannot map {} of shared memory", human_bytes(bytes));
   made.data_ = static_cast<std::byte*>(at);
   return made;
 }

@@ -16,7 +16,6 @@
 namespace stoker::s3 {
 namespace {
 
-constexpr const char* kWhere = "store/s3";
 // At the percentile itself one request in twenty is hedged whatever the server does, and nothing
 // is left of the allowance for those that hang.
 constexpr uint64_t kHedgeFactor = 2;
@@ -456,46 +455,43 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
   const std::string said = code.empty() ? "status " + std::to_string(answer.status)
                                         : code + (message.empty() ? "" : ": " + message);
   if (answer.outcome == Outcome::cancelled)
-    return make_error(Code::cancelled, "the request for " + what + " was cancelled", kWhere);
+    return fail(Code::cancelled, "the request for {} was cancelled", what);
   if (answer.untrusted)
-    return make_error(Code::io,
-                      what + ": no answer, as its certificate is not trusted (" + tidy(answer.why) +
-                          "); look whether endpoint= is right, or name the file of its authority "
-                          "by ca=",
-                      kWhere);
+    return fail(Code::io,
+                "{}: no answer, as its certificate is not trusted ({}); look whether endpoint= is "
+                "right, or name the file of its authority by ca=",
+                what, tidy(answer.why));
   if (answer.outcome != Outcome::answered)
-    return make_error(Code::io, what + ": no answer (" + tidy(answer.why) + ")", kWhere);
-  if (code == "NoSuchBucket") return make_error(Code::not_found, "there is no " + where_, kWhere);
+    return fail(Code::io, "{}: no answer ({})", what, tidy(answer.why));
+  if (code == "NoSuchBucket") return fail(Code::not_found, "there is no {}", where_);
   switch (answer.status) {
     case 404:
-      return make_error(Code::not_found,
-                        "there is no " + (command.key.empty() ? where_ : "object " + what), kWhere);
+      return fail(Code::not_found, "there is no {}",
+                  command.key.empty() ? where_ : "object " + what);
     case 401:
     case 403:
-      return make_error(Code::no_permission,
-                        "the server refuses " + command.method + " of " + what + " (" + said +
-                            "): the credentials lack the right, are wrong or have expired",
-                        kWhere);
+      return fail(Code::no_permission,
+                  "the server refuses {} of {} ({}): the credentials lack the right, are wrong or "
+                  "have expired",
+                  command.method, what, said);
     case 412:
-      return make_error(Code::conflict, what + " is not as it was required to be", kWhere);
+      return fail(Code::conflict, "{} is not as it was required to be", what);
     case 416:
-      return make_error(Code::invalid_argument, what + " has fewer bytes than were asked for",
-                        kWhere);
+      return fail(Code::invalid_argument, "{} has fewer bytes than were asked for", what);
     case 501:
-      return make_error(
-          Code::unsupported,
-          "the server cannot do " + command.method + " of " + what + " (" + said + ")", kWhere);
+      return fail(Code::unsupported, "the server cannot do {} of {} ({})", command.method, what,
+                  said);
     case 301:
     case 302:
     case 307:
     case 308:
-      return make_error(Code::io,
-                        "the server sends us elsewhere for " + what +
-                            ", where we do not go; give its endpoint= and region=",
-                        kWhere);
+      return fail(Code::io,
+                  "the server sends us elsewhere for {}, where we do not go; give its endpoint= "
+                  "and region=",
+                  what);
     default:
-      return make_error(answer.status == 507 ? Code::out_of_space : Code::io,
-                        what + ": the server says " + said, kWhere);
+      return fail(answer.status == 507 ? Code::out_of_space : Code::io, "{}: the server says {}",
+                  what, said);
   }
 }
 
@@ -546,10 +542,10 @@ Future<Reply> Client::send(Command command) {
   if (http_->here()) {
     Reply reply;
     reply.verdict = Verdict::refused;
-    reply.error = make_error(Code::unsupported,
-                             "a continuation of the store's futures must not wait for the " +
-                                 where_ + ": ask it from another thread",
-                             kWhere);
+    reply.error = fail(Code::unsupported,
+                       "a continuation of the store's futures must not wait for the {}: ask it "
+                       "from another thread",
+                       where_);
     return Result<Reply>(std::move(reply));
   }
   auto promise = std::make_shared<Promise<Reply>>();

@@ -173,14 +173,12 @@ Result<Credentials> find_credentials() {
   found = credentials_of_container();
   if (found.anonymous()) found = credentials_of_instance();
   if (!found.anonymous()) return found;
-  return make_error(
+  return fail(
       Code::not_found,
-      "there are no credentials for S3: neither AWS_ACCESS_KEY_ID and "
-      "AWS_SECRET_ACCESS_KEY are set, nor has '" +
-          path + "' or '" + config_path() + "' a profile '" + profile +
-          "' with both, nor does the metadata of a container or an instance name any; for a "
-          "public bucket write ?anon=1",
-      "store/s3/credentials");
+      "there are no credentials for S3: neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are "
+      "set, nor has '{}' or '{}' a profile '{}' with both, nor does the metadata of a container or "
+      "an instance name any; for a public bucket write ?anon=1",
+      path, config_path(), profile);
 }
 
 std::string find_state_folder() {

@@ -8,14 +8,13 @@
 namespace stoker::s3 {
 namespace {
 
-constexpr const char* kWhere = "store/s3/location";
 constexpr size_t kKeyMax = 1024;
 
 Error bad(const std::string& composition, const std::string& why) {
-  return make_error(Code::invalid_argument,
-                    "cannot open the store '" + composition + "': " + why +
-                        "; write for example s3://bucket/prefix?region=eu-west-1",
-                    kWhere);
+  return fail(
+      Code::invalid_argument,
+      "cannot open the store '{}': {}; write for example s3://bucket/prefix?region=eu-west-1",
+      composition, why);
 }
 
 bool is_word(std::string_view text, std::string_view more) {
@@ -84,17 +83,15 @@ Result<Endpoint> parse_endpoint(const std::string& url) {
   else if (rest.starts_with("http://"))
     rest.remove_prefix(7), endpoint.tls = false;
   else
-    return make_error(Code::invalid_argument, "the endpoint begins with http:// or https://",
-                      kWhere);
+    return fail(Code::invalid_argument, "the endpoint begins with http:// or https://");
   if (rest.ends_with('/')) rest.remove_suffix(1);
   if (rest.find('@') != std::string_view::npos)
-    return make_error(
+    return fail(
         Code::invalid_argument,
-        "the endpoint holds no user: credentials come from the environment or the shared files",
-        kWhere);
+        "the endpoint holds no user: credentials come from the environment or the shared files");
   if (!is_word(rest, ".-_:[]"))
-    return make_error(Code::invalid_argument,
-                      "the endpoint is a host, perhaps with a port, and nothing behind it", kWhere);
+    return fail(Code::invalid_argument,
+                "the endpoint is a host, perhaps with a port, and nothing behind it");
   endpoint.host = rest;
   std::transform(endpoint.host.begin(), endpoint.host.end(), endpoint.host.begin(),
                  [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
@@ -105,10 +102,9 @@ Result<Endpoint> parse_endpoint(const std::string& url) {
     const char* const end = endpoint.host.data() + endpoint.host.size();
     const auto parsed = std::from_chars(endpoint.host.data() + colon + 1, end, port);
     if (parsed.ec != std::errc() || parsed.ptr != end || port == 0 || port > 65'535)
-      return make_error(Code::invalid_argument,
-                        "the endpoint's port is no number from 1 to 65535; an IPv6 address stands "
-                        "in brackets",
-                        kWhere);
+      return fail(
+          Code::invalid_argument,
+          "the endpoint's port is no number from 1 to 65535; an IPv6 address stands in brackets");
   }
   // As the library sends it in "Host", which is signed.
   const std::string usual = endpoint.tls ? ":443" : ":80";
@@ -187,9 +183,7 @@ Result<Location> parse_location(const std::string& composition) {
 
 Status check_key(const Location& location, std::string_view key) {
   const auto refuse = [key](const std::string& why) {
-    return make_error(Code::invalid_argument,
-                      "'" + std::string(key.substr(0, 100)) + "' is no key of an object: " + why,
-                      kWhere);
+    return fail(Code::invalid_argument, "'{}' is no key of an object: {}", key.substr(0, 100), why);
   };
   if (key.empty()) return refuse("it is empty");
   if (location.prefix.size() + key.size() > kKeyMax)

@@ -9,7 +9,6 @@
 namespace stoker::s3 {
 namespace {
 
-constexpr const char* kWhere = "store/s3/read";
 constexpr uint64_t kRangeBytes = 8 * kMiB;
 constexpr uint64_t kProgressBytes = 64 * kKiB;  // of one try, for which patience begins anew
 
@@ -110,10 +109,8 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
     }
     Error why = !of_us        ? of_us.error()
                 : reply.error ? *reply.error
-                              : make_error(Code::io,
-                                           "'" + key_ + "' in the " + store_.client_->where() +
-                                               ": the answer is shorter than it says",
-                                           kWhere);
+                              : fail(Code::io, "'{}' in the {}: the answer is shorter than it says",
+                                     key_, store_.client_->where());
     if (!of_us && ++rest.odd > 3) return end(why);
     const uint64_t pause = store_.client_->pause_ms(rest.tries++);
     const uint64_t now = Clock::real().now_ns();
@@ -133,16 +130,14 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
     if (answer.status == 206) {
       const auto range = parse_content_range(answer.header("content-range"));
       if (!range || range->first != first)
-        return make_error(
-            Code::io, "the server answers with another range of " + what + " than it was asked for",
-            kWhere);
+        return fail(Code::io, "the server answers with another range of {} than it was asked for",
+                    what);
       total = range->total;
       if (total < offset_ + into_.size) return too_short();
       if (range->last != first + rest.bytes - 1)
-        return make_error(
-            Code::io,
-            "the server answers with a part of the range of " + what + " that it was asked for",
-            kWhere);
+        return fail(Code::io,
+                    "the server answers with a part of the range of {} that it was asked for",
+                    what);
     } else {
       // The whole object: that is well if it is what we want.
       uint64_t length = 0;
@@ -152,16 +147,16 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
                          !text.empty();
       if (known && length < offset_ + into_.size) return too_short();
       if (!known || first != 0 || length != rest.bytes)
-        return make_error(Code::unsupported,
-                          "the server knows no ranges: it answers with all of " + what, kWhere);
+        return fail(Code::unsupported, "the server knows no ranges: it answers with all of {}",
+                    what);
       total = length;
     }
     const std::string etag(answer.header("etag"));
     if (etag.empty() && (left_at_start() > 1 || !tag_.empty()))
-      return make_error(Code::unsupported,
-                        "the server names no ETag of " + what +
-                            ", so parts of it cannot be told from those of another object",
-                        kWhere);
+      return fail(Code::unsupported,
+                  "the server names no ETag of {}, so parts of it cannot be told from those of "
+                  "another object",
+                  what);
     // How the server wants the tag in If-Match is not known here: its answer is compared instead.
     if (!tag_.empty() && tag_of_etag(etag) != tag_) return replaced();
     MutexLock lock(mutex_);
@@ -175,18 +170,13 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
 
   size_t left_at_start() const { return (into_.size + kRangeBytes - 1) / kRangeBytes; }
   Error replaced() const {
-    return make_error(Code::conflict,
-                      "'" + key_ + "' in the " + store_.client_->where() +
-                          (tag_.empty() ? " was replaced while it was read; read it again"
-                                        : " is another object than the one that was asked for"),
-                      kWhere);
+    return fail(Code::conflict, "'{}' in the {}{}", key_, store_.client_->where(),
+                tag_.empty() ? " was replaced while it was read; read it again"
+                             : " is another object than the one that was asked for");
   }
   Error too_short() const {
-    return make_error(Code::invalid_argument,
-                      "bytes " + std::to_string(offset_) + " to " +
-                          std::to_string(offset_ + into_.size) + " are beyond the end of '" + key_ +
-                          "' in the " + store_.client_->where(),
-                      kWhere);
+    return fail(Code::invalid_argument, "bytes {} to {} are beyond the end of '{}' in the {}",
+                offset_, offset_ + into_.size, key_, store_.client_->where());
   }
 
   // Of one range. The read is done when all are: the memory is its owner's again then.
@@ -222,9 +212,7 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
 
 Future<void> S3Store::read(std::string_view key, uint64_t offset, Slice into, ReadOptions options) {
   if (!options.snapshot.empty())
-    return make_error(
-        Code::not_found,
-        "there is no snapshot '" + std::string(options.snapshot) + "': a bucket has none", kWhere);
+    return fail(Code::not_found, "there is no snapshot '{}': a bucket has none", options.snapshot);
   return read(key, offset, into, options, {});
 }
 
@@ -238,19 +226,15 @@ Future<void> S3Store::read(std::string_view key, uint64_t offset, Slice into,
                            const ReadOptions& options, std::string_view tag) {
   if (const Status valid = check_key(location_, key); !valid) return valid.error();
   if (offset > UINT64_MAX - into.size)
-    return make_error(
-        Code::invalid_argument,
-        "byte " + std::to_string(offset) + " is beyond the end of '" + std::string(key) + "'",
-        kWhere);
+    return fail(Code::invalid_argument, "byte {} is beyond the end of '{}'", offset, key);
   if (into.size == 0) {
     auto promise = std::make_shared<Promise<void>>();
     Future<void> future = promise->future();
     workers_->run([this, promise, offset, name = std::string(key)] {
       const auto there = stat(name, {});
       if (there && offset > there->bytes)
-        promise->complete(make_error(
-            Code::invalid_argument,
-            "byte " + std::to_string(offset) + " is beyond the end of '" + name + "'", kWhere));
+        promise->complete(
+            fail(Code::invalid_argument, "byte {} is beyond the end of '{}'", offset, name));
       else
         promise->complete(there ? Status() : Status(there.error()));
     });

@@ -12,12 +12,10 @@
 namespace stoker::s3 {
 namespace {
 
-constexpr const char* kWhere = "store/s3";
 constexpr std::string_view kProbePrefix = ".stoker-probe-";
 
 Error no_snapshot(std::string_view name) {
-  return make_error(Code::not_found,
-                    "there is no snapshot '" + std::string(name) + "': a bucket has none", kWhere);
+  return fail(Code::not_found, "there is no snapshot '{}': a bucket has none", name);
 }
 
 std::optional<uint64_t> number(std::string_view text) {
@@ -126,8 +124,7 @@ Result<S3Store::Match> S3Store::conditions() const {
 }
 
 Error S3Store::read_only_error() const {
-  return make_error(Code::read_only,
-                    "the store '" + location_.composition() + "' was opened read-only", kWhere);
+  return fail(Code::read_only, "the store '{}' was opened read-only", location_.composition());
 }
 
 Result<ObjectInfo> S3Store::head(std::string_view key, std::string* attempt) const {
@@ -136,10 +133,8 @@ Result<ObjectInfo> S3Store::head(std::string_view key, std::string* attempt) con
   const auto bytes = number(reply.answer.header("content-length"));
   const std::string tag = tag_of_etag(reply.answer.header("etag"));
   if (!bytes || tag.empty())
-    return make_error(Code::io,
-                      "the server does not say the length or the ETag of '" + std::string(key) +
-                          "' in the " + client_->where(),
-                      kWhere);
+    return fail(Code::io, "the server does not say the length or the ETag of '{}' in the {}", key,
+                client_->where());
   if (attempt != nullptr) *attempt = reply.answer.header(kAttemptHeader);
   ObjectInfo info;
   info.key = key;
@@ -172,11 +167,10 @@ Result<Level> S3Store::list_level(std::string_view prefix, std::string_view snap
 Result<Xml> S3Store::listing_of(const Reply& reply) const {
   auto page = parse_xml(reply.answer.body);
   if (page && page->name == "ListBucketResult") return page;
-  return make_error(Code::io,
-                    "who answers for the " + client_->where() +
-                        " is no S3 server, or one behind a proxy: it lists nothing, but says that "
-                        "all is well; look whether endpoint= is right",
-                    kWhere);
+  return fail(Code::io,
+              "who answers for the {} is no S3 server, or one behind a proxy: it lists nothing, "
+              "but says that all is well; look whether endpoint= is right",
+              client_->where());
 }
 
 // All pages. Keys, and folders where there is a delimiter, come in order: a server that repeats
@@ -189,7 +183,7 @@ Status S3Store::list_into(std::string_view prefix, std::string_view delimiter, L
     if (left_out++ == 0) unusable = name;
   };
   const auto broken = [this](const std::string& why) {
-    return make_error(Code::io, "the listing of the " + client_->where() + " " + why, kWhere);
+    return fail(Code::io, "the listing of the {} {}", client_->where(), why);
   };
   for (;;) {
     Query query = {{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", wanted}};
@@ -255,7 +249,7 @@ Result<std::unique_ptr<Transaction>> S3Store::begin() {
 
 Future<void> S3Store::snapshot(std::string_view) {
   if (read_only_) return read_only_error();
-  return make_error(Code::unsupported, "a bucket has no snapshots; use local: for them", kWhere);
+  return fail(Code::unsupported, "a bucket has no snapshots; use local: for them");
 }
 
 Future<void> S3Store::drop(std::string_view name, Durability) { return no_snapshot(name); }

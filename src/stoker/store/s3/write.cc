@@ -17,7 +17,6 @@
 namespace stoker::s3 {
 namespace {
 
-constexpr const char* kWhere = "store/s3/write";
 constexpr uint64_t kPartBytes = 16 * kMiB;
 constexpr uint64_t kPartsMax = 10'000;
 constexpr uint64_t kObjectMax = uint64_t{5} << 40;
@@ -27,7 +26,7 @@ constexpr size_t kBatch = 1000;                   // objects that one request re
 constexpr size_t kSpareMax = 4;                   // parts' memory kept for the next ones
 constexpr uint64_t kSpareBytes = kMiB;            // from which on it is
 
-constexpr OneObjectStore kStore = {"an s3: store", kWhere};
+constexpr OneObjectStore kStore = {"an s3: store"};
 
 std::string random_id() {
   std::random_device random;
@@ -109,12 +108,11 @@ Status S3Store::resize(Staged& staged, std::string_view key, uint64_t bytes, uin
   STOKER_TRY(staged.check_open(key));
   STOKER_TRY(staged.check_chunk(chunk_bytes));
   if (bytes > kObjectMax)
-    return make_error(Code::invalid_argument, "an object in a bucket has at most 5 TiB", kWhere);
+    return fail(Code::invalid_argument, "an object in a bucket has at most 5 TiB");
   if (!staged.upload.empty() || staged.pending > 0)
-    return make_error(Code::unsupported,
-                      "parts of '" + std::string(key) +
-                          "' are sent already, so its size is fixed: begin another transaction",
-                      kWhere);
+    return fail(Code::unsupported,
+                "parts of '{}' are sent already, so its size is fixed: begin another transaction",
+                key);
   staged.key = key;
   staged.bytes = bytes;
   staged.part_bytes =
@@ -143,7 +141,7 @@ Future<void> S3Store::write(const StagedPtr& staged, std::string_view key, uint6
     return write_locked(staged, offset, from, lock);
   }();
   if (!written) {
-    staged->fail(written.error());
+    staged->refuse(written.error());
     return written;
   }
   // Held back, so that memory does not fill with parts faster than they are sent.
@@ -216,10 +214,9 @@ Result<Part*> S3Store::part_of(Staged& staged, size_t index, MutexLock& lock) {
   for (;;) {
     if (const auto at = staged.parts.find(index); at != staged.parts.end()) {
       if (!at->second.sent) return &at->second;
-      return make_error(Code::unsupported,
-                        "part " + std::to_string(index) + " of '" + staged.key +
-                            "' was written and is sent already: write each byte once",
-                        kWhere);
+      return fail(Code::unsupported,
+                  "part {} of '{}' was written and is sent already: write each byte once", index,
+                  staged.key);
     }
     // Who waits on the client's thread keeps it from sending what is to make room.
     const bool waits = staged.pending > 0 && !client_->here();
@@ -285,7 +282,7 @@ Status S3Store::send_part_now(Staged& staged, size_t index, const Part& part) {
   staged.parts[index].crc32c = crc;
   staged.parts[index].etag = reply.answer.header("etag");
   if (!staged.parts[index].etag.empty()) return {};
-  return make_error(Code::io, "the server names no ETag of a part of '" + staged.key + "'", kWhere);
+  return fail(Code::io, "the server names no ETag of a part of '{}'", staged.key);
 }
 
 Status S3Store::begin_upload(Staged& staged) {
@@ -310,8 +307,7 @@ Result<S3Store::Upload> S3Store::new_upload(const std::string& key,
   if (reply.error) return *reply.error;
   const auto xml = parse_xml(reply.answer.body);
   std::string id(xml ? xml->text_of("UploadId") : std::string_view());
-  if (id.empty())
-    return make_error(Code::io, "the server names no id of the upload of '" + key + "'", kWhere);
+  if (id.empty()) return fail(Code::io, "the server names no id of the upload of '{}'", key);
   return Upload{std::move(id), reply.answer.header("x-amz-checksum-algorithm") == "CRC32C"};
 }
 
@@ -332,16 +328,13 @@ Status S3Store::remove(Staged& staged, std::string_view key) {
   MutexLock lock(staged.mutex);
   STOKER_TRY(check_key(location_, key));
   STOKER_TRY(staged.check_open(key));
-  if (staged.removed)
-    return make_error(Code::not_found, "'" + std::string(key) + "' is removed already", kWhere);
+  if (staged.removed) return fail(Code::not_found, "'{}' is removed already", key);
   if (!staged.touched) {
     if (const auto there = stat(key, {}); !there) return there.error();
   }
   if (!staged.upload.empty() || staged.pending > 0)
-    return make_error(
-        Code::unsupported,
-        "parts of '" + std::string(key) + "' are sent already: remove it in another transaction",
-        kWhere);
+    return fail(Code::unsupported,
+                "parts of '{}' are sent already: remove it in another transaction", key);
   staged.key = key;
   staged.parts.clear();
   staged.attempt = random_id();
@@ -355,10 +348,9 @@ Status S3Store::require(Staged& staged, std::string_view key, std::string_view t
   STOKER_TRY(staged.check_open(key));
   STOKER_ASSIGN(const Match conditional, conditions());
   if (conditional == Match::none)
-    return make_error(Code::unsupported,
-                      "the " + client_->where() + " has no conditions, so '" + std::string(key) +
-                          "' cannot be required to be anything",
-                      kWhere);
+    return fail(Code::unsupported,
+                "the {} has no conditions, so '{}' cannot be required to be anything",
+                client_->where(), key);
   staged.key = key;
   staged.required = std::string(tag);
   return {};
@@ -390,8 +382,8 @@ void S3Store::abandon(const StagedPtr& staged) {
   if (staged->done) return;
   staged->done = true;
   if (!staged->failed)
-    staged->failed = make_error(Code::cancelled, "the transaction was abandoned",
-                                kWhere);  // parts that wait are not sent
+    // parts that wait are not sent
+    staged->failed = fail(Code::cancelled, "the transaction was abandoned");
   if (staged->pending > 0 || !staged->upload.empty())
     staged->settle(*workers_, [this, staged] { abort_upload(*staged); });
 }
@@ -401,16 +393,13 @@ Result<Version> S3Store::commit_now(Staged& staged) {
   Status status = staged.failed ? Status(*staged.failed) : Status();
   if (status && staged.touched) {
     const bool large = staged.bytes > kPartBytes;
-    if (staged.required && (staged.removed || large)) {
-      status = make_error(
-          Code::unsupported,
-          staged.removed
-              ? "a bucket cannot remove '" + staged.key + "' under a condition"
-              : "'" + staged.key + "' has " + human_bytes(staged.bytes) +
-                    ": under a condition a bucket takes 16 MiB at most" +
-                    (uploads_ignore_conditions() ? ", and this server ignores conditions of uploads"
-                                                 : ""),
-          kWhere);
+    if (staged.required && staged.removed) {
+      status = fail(Code::unsupported, "a bucket cannot remove '{}' under a condition", staged.key);
+    } else if (staged.required && large) {
+      status = fail(
+          Code::unsupported, "'{}' has {}: under a condition a bucket takes 16 MiB at most{}",
+          staged.key, human_bytes(staged.bytes),
+          uploads_ignore_conditions() ? ", and this server ignores conditions of uploads" : "");
     } else {
       status = staged.removed ? delete_object(staged)
                : large        ? complete_upload(staged)
@@ -473,11 +462,9 @@ Status S3Store::complete_upload(Staged& staged) {
   if (tag.find_first_not_of("0123456789abcdef") != kDigits || tag[kDigits] != '-') return {};
   const auto read = std::from_chars(tag.data() + kDigits + 1, end, made);
   if (read.ec != std::errc() || read.ptr != end || made == staged.parts.size()) return {};
-  return make_error(Code::corruption,
-                    "the server made '" + staged.key + "' in the " + client_->where() + " of " +
-                        std::to_string(made) + " parts, but was sent " +
-                        std::to_string(staged.parts.size()) + ": write it again",
-                    kWhere);
+  return fail(Code::corruption,
+              "the server made '{}' in the {} of {} parts, but was sent {}: write it again",
+              staged.key, client_->where(), made, staged.parts.size());
 }
 
 Status S3Store::delete_object(Staged& staged) {
@@ -506,26 +493,22 @@ Status S3Store::decide(Staged& staged, const Reply& reply, bool gone) const {
   const bool missing = !there && there.error().code == Code::not_found;
   if (gone ? missing : (there && attempt == staged.attempt)) return {};
   if (refused && conflict && !reply.lost_before && (there || missing)) {
-    return make_error(Code::conflict,
-                      "'" + staged.key + "' in the " + client_->where() +
-                          " is not as it was required to be: somebody else was first; nothing was "
-                          "committed, look at the object and decide anew",
-                      kWhere);
+    return fail(Code::conflict,
+                "'{}' in the {} is not as it was required to be: somebody else was first; nothing "
+                "was committed, look at the object and decide anew",
+                staged.key, client_->where());
   }
   if (refused && reply.code == "NoSuchUpload" && (there || missing)) {
-    return make_error(Code::io,
-                      "the upload of '" + staged.key + "' in the " + client_->where() +
-                          " was ended by somebody else (a lifecycle rule, say): nothing was "
-                          "committed, write it again",
-                      kWhere);
+    return fail(Code::io,
+                "the upload of '{}' in the {} was ended by somebody else (a lifecycle rule, say): "
+                "nothing was committed, write it again",
+                staged.key, client_->where());
   }
-  return make_error(
-      Code::in_doubt,
-      "nobody knows whether '" + staged.key + "' in the " + client_->where() + " was " +
-          (gone ? "removed" : "written") + ", as the answer was lost (" +
-          reply.lost_before.value_or(*reply.error).what +
-          "); the request may still arrive: look at the object before you commit it again",
-      kWhere);
+  return fail(Code::in_doubt,
+              "nobody knows whether '{}' in the {} was {}, as the answer was lost ({}); the "
+              "request may still arrive: look at the object before you commit it again",
+              staged.key, client_->where(), gone ? "removed" : "written",
+              reply.lost_before.value_or(*reply.error).what);
 }
 
 void S3Store::abort_upload(Staged& staged) {
@@ -655,11 +638,10 @@ Status S3Store::delete_batch(std::span<const std::string> keys) {
     if (!reply->error || !status) continue;
     status = reply->verdict != Reply::Verdict::lost
                  ? *reply->error
-                 : make_error(Code::in_doubt,
-                              "nobody knows whether '" + *key + "' in the " + client_->where() +
-                                  " was removed, as the answer was lost; look before you remove it "
-                                  "again",
-                              kWhere);
+                 : fail(Code::in_doubt,
+                        "nobody knows whether '{}' in the {} was removed, as the answer was lost; "
+                        "look before you remove it again",
+                        *key, client_->where());
   }
   if (status) commits_ += keys.size();
   return status;
@@ -677,29 +659,24 @@ Status S3Store::delete_listed(std::string body, size_t count) {
                                    .tells = "DeleteResult"})
                            .wait();
   if (reply.verdict == Reply::Verdict::lost)
-    return make_error(Code::in_doubt,
-                      "nobody knows which of " + std::to_string(count) + " objects in the " +
-                          client_->where() + " were removed, as the answer was lost (" +
-                          reply.error->what + "); look before you remove them again",
-                      kWhere);
+    return fail(Code::in_doubt,
+                "nobody knows which of {} objects in the {} were removed, as the answer was lost "
+                "({}); look before you remove them again",
+                count, client_->where(), reply.error->what);
   if (reply.error) return *reply.error;
   STOKER_ASSIGN(const Xml result, parse_xml(reply.answer.body));
   for (const Xml& each : result.children) {
     if (each.name != "Error") continue;
-    return make_error(each.text_of("Code") == "AccessDenied" ? Code::no_permission : Code::io,
-                      "the server does not remove '" + std::string(each.text_of("Key")) +
-                          "' from the " + client_->where() + ": " +
-                          std::string(each.text_of("Code")),
-                      kWhere);
+    return fail(each.text_of("Code") == "AccessDenied" ? Code::no_permission : Code::io,
+                "the server does not remove '{}' from the {}: {}", each.text_of("Key"),
+                client_->where(), each.text_of("Code"));
   }
   return {};
 }
 
 Result<Version> S3Store::copy(std::string_view from, std::string_view to) {
   if (read_only_) return read_only_error();
-  if (from == to)
-    return make_error(Code::invalid_argument,
-                      "'" + std::string(from) + "' cannot be copied to itself", kWhere);
+  if (from == to) return fail(Code::invalid_argument, "'{}' cannot be copied to itself", from);
   STOKER_TRY(check_key(location_, to));
   STOKER_ASSIGN(const ObjectInfo source, stat(from, {}));
   if (source.bytes >= kCopyMax) return Store::copy(from, to);
@@ -711,17 +688,15 @@ Result<Version> S3Store::copy(std::string_view from, std::string_view to) {
   const Reply reply = *client_->send(std::move(command)).wait();
   if (reply.verdict == Reply::Verdict::ok) return ++commits_;
   if (reply.answer.status == 412)
-    return make_error(Code::conflict,
-                      "'" + std::string(from) + "' in the " + client_->where() +
-                          " was changed while it was copied; copy it again",
-                      kWhere);
+    return fail(Code::conflict, "'{}' in the {} was changed while it was copied; copy it again",
+                from, client_->where());
   if (reply.verdict != Reply::Verdict::lost) return *reply.error;
   if (const auto made = head(to, nullptr); made && made->tag == source.tag)
     return ++commits_;  // it is what it should become
-  return make_error(Code::in_doubt,
-                    "nobody knows whether '" + std::string(to) + "' in the " + client_->where() +
-                        " was written, as the answer was lost: look at it before you copy again",
-                    kWhere);
+  return fail(Code::in_doubt,
+              "nobody knows whether '{}' in the {} was written, as the answer was lost: look at it "
+              "before you copy again",
+              to, client_->where());
 }
 
 }  // namespace stoker::s3
