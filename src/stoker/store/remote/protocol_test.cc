@@ -139,9 +139,9 @@ TEST(Protocol, APlanWithSourcesThatMixesNoneIsAnError) {
 
 TEST(Protocol, AnotherVersionIsAMismatch) {
   std::string header = encode(Header{Kind::stat, false, 7});
-  header[4] = 2;
+  header[4] = kVersion + 1;
   EXPECT_EQ(code_of(decode_header(bytes_of(header))), Code::mismatch);
-  header[4] = 1;
+  header[4] = kVersion;
   header[6] = 2;
   EXPECT_EQ(code_of(decode_header(bytes_of(header))), Code::corruption);
 }
