@@ -200,6 +200,43 @@ TEST_F(Prefetching, WhatWasReplacedMeanwhileIsNotKept) {
   EXPECT_EQ(slow_->asked(Priority::prefetch), 2U);
 }
 
+// A part is on its way when places come free, and a reader of what lies beside it brings it all.
+TEST_F(Prefetching, ABlockThatCameWholeIsReadWhileAPartOfItIsOnItsWay) {
+  constexpr uint64_t kBlocks = 64, kItem = kBlock / 4, kItems = 4 * kBlocks;
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(kBlocks * kBlock, 1);
+  put("a", bytes);
+  ASSERT_OK(store_->follow({.keys = {"a"},
+                            .runs = {{.bytes = kItem, .items = kItems, .stride = kItem}},
+                            .order = Plan::Shuffled{7},
+                            .ahead = true}));
+  const Permutation first(kItems, 7, 0), second(kItems, 7, 1);
+  for (uint64_t at = 0; at < kItems; ++at) read("a", first.sample(at) * kItem, kItem);
+  slow_->hold_prefetches();
+  std::vector<Bytes> into(kItems, Bytes(kItem));
+  std::vector<Future<void>> reads;
+  for (uint64_t at = 0; slow_->waiting == 0 && at < kItems; ++at)
+    reads.push_back(store_->read("a", second.sample(at) * kItem, slice_of(into[at])));
+  ASSERT_GT(slow_->waiting, 0);
+  const auto asked = slow_->asked();
+  const auto part = std::ranges::find_if(asked.rbegin(), asked.rend(), [](const auto& each) {
+    return each.priority == Priority::prefetch && each.bytes == kItem;
+  });
+  ASSERT_NE(part, asked.rend());
+  const uint64_t block = part->offset / kBlock * kBlock, end = block + kBlock;
+  EXPECT_OK(store_->forget("a", 0, block));
+  EXPECT_OK(store_->forget("a", end, bytes.size() - end));
+  const uint64_t beside = part->offset + kItem < end ? part->offset + kItem : block;
+  const auto expected = [&](uint64_t offset) {
+    return Bytes(bytes.begin() + static_cast<ptrdiff_t>(offset),
+                 bytes.begin() + static_cast<ptrdiff_t>(offset + kItem));
+  };
+  EXPECT_EQ(read("a", beside, kItem), expected(beside));
+  EXPECT_EQ(read("a", part->offset, kItem), expected(part->offset));
+  slow_->let_go();
+  for (const auto& each : reads) EXPECT_OK(each.wait());
+}
+
 // Four readers, items of a quarter of a block, a cache of half of the set: what does not stay is
 // fetched item by item, ahead of them or not.
 TEST_F(Prefetching, ExactlyOnceEpochsFetchNoMoreThanTheBound) {

@@ -245,6 +245,8 @@ bool CachedStore::from_ahead(Piece& piece) {
   ahead_.read(*ahead, piece.into.size);
   wake_ahead();
   if (!ahead->part) return false;  // it lies where blocks lie
+  // The whole block came first, for a reader of what lies beside it.
+  if (!ahead->arrived && (kept_.contains(piece.id) || gathered_.contains(piece.id))) return false;
   piece.begin = ahead->begin;
   if (ahead->arrived) {
     piece.from = Piece::From::memory;

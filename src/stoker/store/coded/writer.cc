@@ -106,9 +106,12 @@ void Writer::run() {
       background_.step(false);
     }
   }
-  // Nobody waits for these any more who could still be told.
-  const MutexLock lock(mutex_);
-  for (Job& job : jobs_) job.done.complete(fail(Code::cancelled, "the store was closed meanwhile"));
+  std::deque<Job> left;
+  {
+    const MutexLock lock(mutex_);
+    left.swap(jobs_);
+  }
+  for (Job& job : left) job.done.complete(fail(Code::cancelled, "the store was closed meanwhile"));
 }
 
 void Writer::serve(std::vector<Request> batch) {

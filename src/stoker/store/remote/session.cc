@@ -156,6 +156,7 @@ void Session::run() {
     const std::lock_guard lock(mutex_);
     ended_ = true;
     transactions.swap(transactions_);
+    listing_.reset();
     out_.clear();
   }
   transactions.clear();
@@ -397,11 +398,11 @@ Result<Answer> Session::list(const Request& request) {
   std::optional<Listing> all;
   {
     const std::lock_guard lock(mutex_);
-    all = std::exchange(listing_, {});
+    if (listing_ && !request.tag.empty() && listing_->prefix == request.key &&
+        listing_->snapshot == request.text && listing_->behind == request.tag)
+      all = std::exchange(listing_, {});
   }
-  if (!all || request.tag.empty() || all->prefix != request.key || all->snapshot != request.text ||
-      all->behind != request.tag) {
-    all.reset();
+  if (!all) {
     STOKER_ASSIGN(all, whole_list(request));
   }
   Answer page{.tag = all->version};
