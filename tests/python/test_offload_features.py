@@ -1857,3 +1857,14 @@ def test_an_optimizer_is_not_copied_and_a_closed_one_says_so(tmp_path):
     for use in uses:
         with pytest.raises(errors.StokerError, match="closed"):
             use()
+
+
+def test_a_module_under_several_names_is_a_block_of_the_first_name():
+    """In each process; else the stores of ranks, and of a run and its resume, would differ."""
+    model = torch.nn.Module()
+    for number in range(6):
+        layer = torch.nn.Linear(2, 2)
+        for name in ("first", "second", "third", "fourth"):
+            setattr(model, f"{name}{number}", layer)
+    names = [block.name for block in partition(model, model.parameters())]
+    assert names == [f"first{number}" for number in range(6)]

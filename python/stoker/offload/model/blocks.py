@@ -258,9 +258,9 @@ def partition(model: nn.Module, optimized: Iterable[nn.Parameter], group: int = 
     blocks: dict[str, Block] = {}
     for index, (param, places) in enumerate(owners.items()):
         name = plain(places[0][0])
-        homes = {
+        homes = dict.fromkeys(  # in this order: a set has another one in each process
             home.get(module, (qualified.rpartition(".")[0], module)) for qualified, module in places
-        }
+        )
         shared = len({id(layer) for _, layer in homes}) > 1
         block_name, layer = ("shared", None) if shared else next(iter(homes))
         block_name = plain(block_name) or "root"
