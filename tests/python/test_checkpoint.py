@@ -21,6 +21,7 @@ from faults import ONE_THREAD
 from stoker import errors
 from stoker.checkpoint import Edited, parts
 from stoker.checkpoint.pace import Pace
+from stoker.checkpoint.reading import Wanted
 from stoker.ckpt import cli as ckpt_cli
 
 HERE = Path(__file__).parent
@@ -734,3 +735,29 @@ def test_a_bucket_copies_what_is_not_trained(s3):
         other, _ = frozen_run()
         assert ckpt.restore(model=other).step == 2
         assert_same(other, copied(model))
+
+
+def test_two_runs_in_one_save_have_planes_of_their_own(folder, tmp_path):
+    """Planes of one chunk and of the same name, which follow each other in the pack."""
+    runs = {}
+    for number in (1, 2):
+        model = nn.Linear(32, 32, bias=False)
+        given = {"store": tmp_path / str(number), "dram": "64MiB", "snapshots": 1}
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model, opt = stoker.offload(model, opt, **given)
+        (model(torch.ones(1, 32)).sum() * number).backward()
+        opt.step()
+        runs[str(number)] = opt
+    with checkpoints(folder) as ckpt:
+        ckpt.save(1, optimizer=runs).wait()
+        (reader,) = ckpt.readers()
+        planes = [piece for piece in reader.manifest.state if ":m/" in piece.name]
+        found = []
+        for piece in planes:
+            held = torch.empty(32 * 32)
+            wanted = Wanted(piece.offset, held.nbytes, held.data_ptr())
+            reader.copy(piece.file, [wanted])
+            found.append(held.unique().tolist())
+    assert found == [[1.0], [2.0]]
+    for opt in runs.values():
+        opt.close()

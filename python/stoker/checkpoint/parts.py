@@ -75,7 +75,8 @@ class Plane:
             at, address = at + part, address + part
 
     def _fetch(self, chunk: int) -> None:
-        wanted = (self._snapshot, self._key, chunk)  # no two saves share a snapshot's name
+        # No two saves share a snapshot's name; two runs in one save do, and may share keys.
+        wanted = (self._snapshot, id(self), chunk)
         if self._buffer.holds == wanted:
             return
         self._buffer.holds = None
