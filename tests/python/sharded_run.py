@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 import stoker
 from fsdp_run import Odd
 from models import batch, loss_of
+from stoker.checkpoint.divided import Divided
 
 
 class Uneven(Odd):
@@ -225,3 +226,89 @@ def ends(tell, rank, world, store, victim) -> None:
             tell(code=ended.code, at=step)
             dist.barrier()
             return
+
+
+# -- stoker.offload() of a sharded model -----------------------------------------------------------
+
+
+def offloaded(world, run, checkpoints=None, restore=None, seed=0, dtype="bfloat16", **options):
+    model, opt = made(world, dtype, seed, None)
+    model.odd.weight.requires_grad_(False)
+    given = {"checkpoints": checkpoints, "restore": restore, "dram": "16MiB", **options}
+    return stoker.offload(model, opt, store=str(run), **given)
+
+
+def all_of(model, opt) -> dict[str, str]:
+    """Digests of weights, buffers and state of an offloaded model, whole: masters too."""
+    found = {name: digest(value) for name, value in model.state_dict().items()}
+    for number, entry in opt.state_dict(full=True)["state"].items():
+        found |= {
+            f"{number} {key}": digest(value)
+            for key, value in entry.items()
+            if isinstance(value, torch.Tensor)
+        }
+    return found
+
+
+def offload_save(tell, rank, world, store, run, steps=3, **options) -> None:
+    with stoker.Checkpoints(store, keep=2) as ckpt:
+        model, opt = offloaded(world, run, checkpoints=ckpt, **options)
+        trained(model, opt, range(steps))
+        was = all_of(model, opt)
+        commits = opt._session.planes.store.info().get("commits")
+        ckpt.save(steps, model=model, optimizer=opt)
+        losses = trained(model, opt, range(steps, steps + 2))  # while it is copied
+        ckpt.wait()
+        left = [name for name in opt._session.planes.store.info()["snapshots"] if "check" in name]
+        tell(digests=was, losses=losses, left=left, commits=commits)
+        opt.close()
+
+
+def offload_load(tell, rank, world, store, run, steps=3, **options) -> None:
+    with stoker.Checkpoints(store) as ckpt:
+        model, opt = offloaded(world, run, restore=ckpt, seed=1, **options)
+        now, step = all_of(model, opt), opt.step_count
+        losses = trained(model, opt, range(steps, steps + 2))
+        tell(digests=now, losses=losses, step=step)
+        opt.close()
+
+
+def dies_in_save(tell, rank, world, store, run, victim) -> None:
+    """Saves twice; in the second save rank `victim` is killed as it writes its first file. Other
+    ranks end as they hear of it."""
+    ckpt = stoker.Checkpoints(store, keep=5)
+    model, opt = offloaded(world, run, checkpoints=ckpt)
+    trained(model, opt, range(1))
+    ckpt.save(1, model=model, optimizer=opt).wait()
+    tell(digests=all_of(model, opt))
+    trained(model, opt, range(1, 2))
+    tell(second=all_of(model, opt))
+    if rank == victim:
+        ckpt._tiers[0].write = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+    ckpt.save(2, optimizer=opt).wait(timeout=60)
+
+
+def goes_on_and_saves(tell, rank, world, store, run) -> None:
+    """Takes the run up from its stores, and saves it."""
+    with stoker.Checkpoints(store, keep=5) as ckpt:
+        model, opt = offloaded(world, run, checkpoints=ckpt, resume=True)
+        tell(step=opt.step_count, digests=all_of(model, opt))
+        ckpt.save(opt.step_count, optimizer=opt).wait(timeout=60)
+        left = [name for name in opt._session.planes.store.info()["snapshots"] if "check" in name]
+        tell(left=left)
+        opt.close()
+
+
+def dies_in_restore(tell, rank, world, store, run, victim) -> None:
+    """All ranks but `victim`, which is killed, fill their stores from the checkpoint."""
+    if rank == victim:
+        stage = Divided.stage
+
+        def staged(self, *given):
+            stage(self, *given)
+            self._agreement.ranks.exchange("restored", facts=None)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Divided.stage = staged
+    with stoker.Checkpoints(store) as ckpt:
+        offloaded(world, run, restore=ckpt, seed=1)

@@ -134,7 +134,7 @@ def test_a_manifest_that_breaks_a_rule_is_refused_whatever_it_says(saved):
         with pytest.raises((errors.Corruption, errors.Mismatch), match="here"):
             parse({**good, **wrong})
     with pytest.raises(errors.Mismatch, match="use a newer one"):
-        parse({**good, "version": 4})
+        parse({**good, "version": 5})
 
 
 def test_the_parts_of_a_sharded_tensor_are_all_of_it_and_no_more(saved):

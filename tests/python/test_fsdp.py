@@ -439,8 +439,11 @@ def holds(
     run: str | None = "r",
     world: int | None = 2,
     timeline: str = "t",
+    restored: str | None = None,
 ) -> dict:
+    """`restored`: the timeline of its step, which came from a checkpoint."""
     steps_here = {step, *agreed} if run else set()
+    timelines = {str(each): timeline for each in steps_here}
     return {
         "path": path,
         "run": run,
@@ -448,7 +451,9 @@ def holds(
         "rank": rank,
         "step": step,
         "agreed": list(agreed),
-        "timelines": {str(each): timeline for each in steps_here},
+        "restored": restored is not None,
+        "timelines": timelines | ({str(step): restored} if restored else {}),
+        "before": {str(each): timeline for each in agreed},
     }
 
 
@@ -460,7 +465,9 @@ def test_the_judgement():
         "rank": None,
         "step": 0,
         "agreed": [],
+        "restored": False,
         "timelines": {},
+        "before": {},
     }
     assert judge([nothing, nothing]) is None
     assert judge([holds("/a", 0, 0), nothing]) is None  # never made everywhere
@@ -470,6 +477,17 @@ def test_the_judgement():
     assert judge([holds("/a", 0, 7, (6,)), holds("/b", 1, 7, (6, 7))]) == 7
     assert judge([holds("/a", 0, 8, (7,)), holds("/b", 1, 7, (6,))]) == 7
     assert judge([holds("/a", 0, 1, (0,)), holds("/b", 1, 0)]) == 0
+    # filled from a checkpoint: by one rank, all of them, all with names of older steps, one of them
+    # only where a run was, also at the same step, or in two attempts; and one that went on
+    assert judge([holds("/a", 0, 9, restored="x"), nothing]) is None
+    assert judge([holds("/a", 0, 9, restored="x"), holds("/b", 1, 9, restored="x")]) == 9
+    assert judge([holds("/a", 0, 9, restored="x"), holds("/b", 1, 9, restored="y")]) is None
+    both = [holds("/a", 0, 9, (4,), restored="x"), holds("/b", 1, 9, (4,), restored="x")]
+    assert judge(both) == 9
+    assert judge([both[0], holds("/b", 1, 4, (4,))]) == 4
+    assert judge([holds("/a", 0, 4, (4,), restored="x"), holds("/b", 1, 4, (4,))]) == 4
+    assert judge([both[0], holds("/b", 1, 9, (4,), restored="y")]) == 4
+    assert judge([both[0], holds("/b", 1, 10, (9,), timeline="x")]) == 9
     for found, words in [
         ([holds("/a", 0, 0, (0,)), nothing], "rank 1 finds no run in /b"),
         ([holds("/a", 0, 3, (3,), world=None), nothing], "made by one process"),

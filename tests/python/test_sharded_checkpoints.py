@@ -14,6 +14,7 @@ import torch
 import sharded_run
 from fsdp_run import Group
 from stoker.checkpoint.manifest import Manifest
+from stoker.errors import Mismatch
 
 
 def ran(tmp_path, world: int, work, **options) -> list[list[dict]]:
@@ -189,3 +190,86 @@ def test_what_cannot_be_saved_is_a_sentence():
 
     with pytest.raises(Unsupported, match="w is placed as .*Shard.*Replicate"):
         shards.division("w", Tensor())
+
+
+def offload(tmp_path, world: int, work, **options) -> list[list[dict]]:
+    """Work of sharded_run.py by so many ranks; 0: by one process with the whole model."""
+    if world == 0:
+        tell = Alone()
+        work(tell, 0, 0, **options)
+        return [tell.lines]
+    return ran(tmp_path, world, work, **options)
+
+
+SOAK = pytest.mark.soak
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        (2, (1, 2)),
+        (0, (2,)),
+        *(pytest.param(first, (0, 1, 2, 3), marks=SOAK) for first in (0, 1, 2, 3)),
+    ],
+)
+def test_offloaded_state_goes_from_any_ranks_to_any(tmp_path, first, others):
+    """Masters and moments too; the same ranks go on with the same losses."""
+    folder = tmp_path / "ckpt"
+    given = {"store": folder, "run": tmp_path / "run"}
+    saved = offload(tmp_path, first, sharded_run.offload_save, **given)
+    assert all(line["left"] == [] for (line,) in saved)  # the copied step has no name any more
+    for then in others:
+        given = {"store": folder, "run": tmp_path / f"run-{then}"}
+        told = offload(tmp_path, then, sharded_run.offload_load, **given)
+        for (line,) in told:
+            assert line["digests"] == saved[0][0]["digests"] and line["step"] == 3
+        if then == first:
+            assert [each[0]["losses"] for each in told] == [each[0]["losses"] for each in saved]
+
+
+@SOAK
+def test_moments_that_share_scales_go_to_as_many_ranks(tmp_path):
+    folder = tmp_path / "ckpt"
+    given = {"store": folder, "moments": "8bit"}
+    saved = ran(tmp_path, 2, sharded_run.offload_save, run=tmp_path / "run", **given)
+    told = ran(tmp_path, 2, sharded_run.offload_load, run=tmp_path / "again", **given)
+    assert [each[0]["digests"] for each in told] == [each[0]["digests"] for each in saved]
+    assert [each[0]["losses"] for each in told] == [each[0]["losses"] for each in saved]
+    with pytest.raises(Mismatch, match=r"with as many ranks as saved it \(2\)"):
+        sharded_run.offload_load(Alone(), 0, 0, run=tmp_path / "alone", **given)
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=SOAK), 1])
+def test_kill_9_of_a_rank_that_copies_its_step(tmp_path, victim):
+    """The checkpoint before stands; the run goes on at the step that all ranks had named, and the
+    name that the dead rank left goes."""
+    folder, run = tmp_path / "ckpt", tmp_path / "run"
+    given = {"store": folder, "run": run}
+    group = Group(tmp_path, 2, sharded_run.dies_in_save, victim=victim, **given)
+    told = group.finish()
+    codes = group.codes()
+    assert codes[victim] == -9 and codes[1 - victim] == 1, told
+    assert told[1 - victim][-1]["error"] == "RankLost", told
+    tell = Alone()
+    sharded_run.offload_load(tell, 0, 0, folder, tmp_path / "alone", steps=1)
+    assert tell.lines[0]["step"] == 1 and tell.lines[0]["digests"] == told[0][0]["digests"]
+    for lines in ran(tmp_path, 2, sharded_run.goes_on_and_saves, **given):
+        assert lines[0]["step"] == 2 and lines[0]["digests"] == told[0][1]["second"]
+        assert lines[1]["left"] == []
+
+
+@pytest.mark.parametrize("older", [pytest.param(False, marks=SOAK), True])
+def test_kill_9_between_the_stores_that_a_restore_fills(tmp_path, older):
+    """Rank 1 dies when rank 0 may commit. The next opening mixes nothing, and restores anew."""
+    folder, run = tmp_path / "ckpt", tmp_path / "run"
+    saved = ran(tmp_path, 3, sharded_run.offload_save, store=folder, run=tmp_path / "first")
+    if older:  # a run is there already, at a step before
+        given = {"store": tmp_path / "other", "run": run, "steps": 0}
+        ran(tmp_path, 2, sharded_run.offload_save, **given)
+    given = {"store": folder, "run": run}
+    group = Group(tmp_path, 2, sharded_run.dies_in_restore, victim=1, **given)
+    told = group.finish()
+    assert group.codes() == [1, -9], told
+    assert told[0][-1]["error"] == "RankLost", told
+    for (line,) in ran(tmp_path, 2, sharded_run.offload_load, **given):
+        assert line["digests"] == saved[0][0]["digests"] and line["step"] == 3

@@ -31,6 +31,7 @@ from stoker.checkpoint.commits import (
     copy_checkpoint,
     removable,
 )
+from stoker.checkpoint.divided import Divided, is_divided
 from stoker.checkpoint.grace import Grace
 from stoker.checkpoint.handle import Handle
 from stoker.checkpoint.manifest import File, Manifest, Name
@@ -55,6 +56,7 @@ from stoker.errors import (
 )
 from stoker.offload.storage import record
 from stoker.offload.model.blocks import Block
+from stoker.offload.ranks.agreement import Agreement
 from stoker.offload.ranks.ranks import sharded_modules
 from stoker.offload.run.optimizer import OffloadedOptimizer
 from stoker.offload.division.amounts import parse_bytes
@@ -84,8 +86,8 @@ class At:
     checkpoints: Checkpoints
     step: int
 
-    def fill(self, store: Any, blocks: list[Block]) -> bool:
-        return self.checkpoints.fill(store, blocks, self.step)
+    def fill(self, store: Any, blocks: list[Block], agreement: Agreement | None = None) -> bool:
+        return self.checkpoints.fill(store, blocks, agreement, self.step)
 
 
 class Checkpoints:
@@ -209,6 +211,7 @@ class Checkpoints:
             raise InvalidArgument(f"step={step!r} is no number of a step")
         self._check_open()
         left = self._grace.left if self._grace is not None else None
+        model = _model_of(model, optimizer)
         due = force or self._due(step)
         name = Name(step, self._attempt + 1, secrets.token_hex(4))
         if (ranks := self._ranks_of(model)) is not None:
@@ -279,9 +282,15 @@ class Checkpoints:
         if ranks is None:
             contents, runs = self._collect(name, model, optimizer, loader, extra, files)
         else:
-            share = lambda: self._share(ranks, model, optimizer, loader, extra, files)
-            contents, runs = ranks.front.guard("state", share), []
-            if len(set(ranks.front.exchange("state", facts=contents.plan))) > 1:
+            share = lambda: self._share(ranks, model, optimizer, loader, extra, files, str(name))
+            contents, runs = ranks.front.guard("state", share)
+            try:
+                plans = ranks.front.exchange("state", facts=contents.plan)
+            except BaseException:
+                _drop(runs)
+                raise
+            if len(set(plans)) > 1:
+                _drop(runs)
                 raise Mismatch(
                     "the ranks have different models, or shard them differently; make the same"
                     " model on all ranks, and give it to fully_shard() in the same way"
@@ -323,6 +332,14 @@ class Checkpoints:
         files: Any,
     ) -> tuple[Contents, list[Run]]:
         objects, runs = self._objects(optimizer, loader, extra, str(name))
+        if any(run.session.agreement is not None for run in runs):
+            raise Unsupported(
+                "the optimizer is that of a sharded run of stoker.offload(), and the model is not"
+                " sharded; give save() the model that stoker.offload() returned with it"
+            )
+        for run in runs:
+            with run.session.ledger.waiting("checkpoint"):
+                _take_snapshot(run)
         try:
             more = _contents_of(files)
             buffer = self._ring.plane
@@ -332,15 +349,25 @@ class Checkpoints:
             raise
 
     def _share(
-        self, ranks: Together, model: nn.Module, optimizer: Any, loader: Any, extra: Any, files: Any
-    ) -> Share:
-        objects, runs = self._objects(optimizer, loader, extra, "")
-        if runs:
-            raise Unsupported(
-                "stoker.Checkpoints cannot save a sharded run of stoker.offload() yet; its stores"
-                " keep it"
-            )
-        return Share(ranks, model, objects, _contents_of(files), self._full)
+        self,
+        ranks: Together,
+        model: nn.Module,
+        optimizer: Any,
+        loader: Any,
+        extra: Any,
+        files: Any,
+        name: str,
+    ) -> tuple[Share, list[Run]]:
+        objects, runs = self._objects(optimizer, loader, extra, name)
+        try:
+            for run in runs:
+                with run.session.ledger.waiting("checkpoint"):
+                    _take_snapshot_together(ranks, run)
+            more = _contents_of(files)
+            return Share(ranks, model, objects, more, self._full, runs, self._ring), runs
+        except BaseException:
+            _drop(runs)
+            raise
 
     def _ranks_of(self, model: nn.Module | None) -> Together | None:
         """The ranks that share the model; None for one that this process has whole."""
@@ -372,9 +399,6 @@ class Checkpoints:
             **_extras(extra),
         }.items():
             objects[key] = each if hasattr(each, "state_dict") else {"value": each}
-        for run in runs:
-            with run.session.ledger.waiting("checkpoint"):
-                _take_snapshot(run)
         return objects, runs
 
     def _run(
@@ -809,26 +833,81 @@ class Checkpoints:
         """The checkpoint of that step, for `stoker.offload(..., restore=ckpt.at(step))`."""
         return At(self, step)
 
-    def fill(self, store: Any, blocks: list[Block], step: int | None = None) -> bool:
+    def fill(
+        self,
+        store: Any,
+        blocks: list[Block],
+        agreement: Agreement | None = None,
+        step: int | None = None,
+    ) -> bool:
         """Makes the store of an offloaded run what it was at the newest sound checkpoint, or that
         of `step`; whether it did. A store that holds a newer step stays as it is, unless `step` is
-        given. For stoker.offload(), which knows its blocks."""
+        given. For stoker.offload(), which knows its blocks, and the ranks that share the model."""
         self._finish()
         self._raise_failure()
+        if agreement is not None:
+            return self._fill_together(store, blocks, agreement, step)
         there, begin = planes.step_in(store), time.monotonic()
         for reader in self.readers(step):
             self._learn(reader, 0.0)
             if step is None and there is not None and there >= reader.manifest.step:
                 return False
-            planes.check_model(reader, blocks)
+            if divided := is_divided(reader):
+                run = Divided(reader, blocks, None)
+            else:
+                planes.check_model(reader, blocks)
             try:
-                planes.write_run(reader, store, self._ring.plane)
+                if divided:
+                    run.stage(store, self._ring.plane).commit("durable").wait()
+                else:
+                    planes.write_run(reader, store, self._ring.plane)
                 self._pace.restart = time.monotonic() - begin
                 return True
             except (Corruption, NotFound) as error:
                 _skipped(error)
         self._none_was_sound(step)
         return False
+
+    def _fill_together(
+        self, store: Any, blocks: list[Block], agreement: Agreement, step: int | None
+    ) -> bool:
+        """Each rank fills its own store, all of them from one checkpoint."""
+        line = agreement.ranks
+        readers, leads = self.readers(step), line.rank == 0
+        there, begin = planes.step_in(store), time.monotonic()
+        while True:
+            found = line.guard("restore", lambda: next(readers, None)) if leads else None
+            told = line.exchange("restore", facts=found and str(found.manifest.name))[0]
+            if told is None:
+                self._none_was_sound(step)
+                return False
+            name = Name.of(told)
+            if step is None and there is not None and there >= name.step:
+                return False
+            txn = error = None
+            try:
+                reader = found or self._reader_of(name)
+                txn = Divided(reader, blocks, agreement).stage(store, self._ring.plane)
+            except (Corruption, NotFound) as caught:
+                error = caught
+            except BaseException as caught:
+                line.tell("restored", caught)
+                raise
+            try:
+                errors = line.exchange("restored", facts=error and str(error)[:2000])
+            except BaseException:
+                if txn is not None:
+                    txn.abandon()
+                raise
+            if not any(errors):
+                txn.commit("durable").wait()
+                agreement.restored(name.step)
+                self._learn(reader, 0.0)
+                self._pace.restart = time.monotonic() - begin
+                return True
+            if txn is not None:
+                txn.abandon()
+            _skipped(error or StokerError(next(filter(None, errors))))
 
     def _check_open(self) -> None:
         if not self._tiers:
@@ -990,17 +1069,59 @@ def _contents_of(files: Mapping[str, Any]) -> dict[str, bytes]:
     return found
 
 
+def _model_of(model: nn.Module | None, optimizer: Any) -> nn.Module | None:
+    """Where only the optimizer of a sharded offloaded run was given, its model: its ranks save it
+    together."""
+    for each in _optimizers(optimizer).values() if model is None else ():
+        if isinstance(each, OffloadedOptimizer) and each._session.agreement is not None:
+            return each._session.model
+    return model
+
+
 def _take_snapshot(run: Run) -> None:
     """Names the run's newest step, and makes it durable."""
+    _make_room(run)
+    run.session.name_step(run.snapshot)
+    run.session.reads.until(run.read)
+
+
+def _take_snapshot_together(ranks: Together, run: Run) -> None:
+    """The same on all ranks, each in its own store; and all named the same step. Where one cannot,
+    all raise."""
+    session = run.session
+    if session.agreement is None:
+        raise Unsupported(
+            "the model is sharded, and the optimizer that stoker.offload() made is of another one;"
+            " save them apart"
+        )
+    if session.agreement.ranks.world != ranks.world:
+        raise Unsupported(
+            f"{session.agreement.ranks.world} of {ranks.world} ranks share the offloaded model; a"
+            " checkpoint takes one that all ranks share"
+        )
+    ranks.front.guard("room", lambda: _make_room(run))
+    ranks.front.exchange("room")
+    ranks.front.guard("named", lambda: session.name_step(run.snapshot))
+    session.reads.until(run.read)
+    agreement = session.agreement
+    mine = [session.step_count, agreement.run, agreement.timeline]
+    if any(each != mine for each in ranks.front.exchange("named", facts=mine)):
+        raise Mismatch(
+            "the ranks have the stores of different steps or runs; end all processes and start them"
+            " again with resume=True"
+        )
+
+
+def _make_room(run: Run) -> None:
+    """For one more step in the store. An error where there is none."""
     session, store = run.session, run.store
+    session.check_open()
     left = [each for each in store.info()["snapshots"] if each.startswith(_SNAPSHOT)]
     for each in left:  # of a process that was killed
         store.drop(each).wait()
-    kept = len(store.info()["snapshots"])
+    kept = len(store.info()["snapshots"]) if session.agreement is None else 1
     what = session.blocks, session.algorithm
     check_room_to_copy(session.runtime, *what, kept, session.buffers.bytes)
-    session.name_step(run.snapshot)
-    session.reads.until(run.read)
 
 
 def _drop(runs: list[Run]) -> None:

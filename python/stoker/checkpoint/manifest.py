@@ -24,6 +24,7 @@ FORMAT = "stoker checkpoint"
 VERSION = 1
 VERSION_SHARDED = 2  # ranks wrote it together
 VERSION_REDUCED = 3  # files are reduced
+VERSION_RANKS = 4  # it holds an offloaded run of several ranks
 MANIFEST, TABLE, REDUCED_TABLE = "MANIFEST.json", "chunks-00000.bin", "reduced-00000.bin"
 REDUCED = ".reduced"  # what the name of a reduced file ends with
 CHUNK = 4 << 20  # bytes
@@ -120,6 +121,8 @@ class Manifest:
 
     @property
     def version(self) -> int:
+        if any("ranks" in run for run in self.offloaded.values()):
+            return VERSION_RANKS
         if self.reduced:
             return VERSION_REDUCED
         return VERSION_SHARDED if self.sharded else VERSION
@@ -171,10 +174,10 @@ class Manifest:
             if whole.pop("format") != FORMAT:
                 raise Mismatch(f"{where}: {MANIFEST} is not that of a checkpoint of Stoker")
             version = whole.pop("version")
-            if version not in (VERSION, VERSION_SHARDED, VERSION_REDUCED):
+            if version not in (VERSION, VERSION_SHARDED, VERSION_REDUCED, VERSION_RANKS):
                 raise Mismatch(
                     f"{where} has format {version}; this Stoker reads formats up to"
-                    f" {VERSION_REDUCED}: use a newer one"
+                    f" {VERSION_RANKS}: use a newer one"
                 )
             made = cls(**whole)
             _rule(version == made.version, "the version")

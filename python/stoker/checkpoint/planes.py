@@ -49,9 +49,9 @@ def write_run(reader: Reader, store: Any, buffer: Buffer) -> None:
             if each["key"] not in wanted:
                 txn.remove(each["key"])
         for key, said in wanted.items():
-            txn.resize(key, said["bytes"], *_chunk_bytes(store, key, said, reader))
+            txn.resize(key, said["bytes"], *chunk_bytes(store, key, said, reader))
             if "part" in said:
-                _write_part(reader, txn, key, said, buffer)
+                write_part(reader, txn, key, said, buffer)
         for unit in run["model"]["blocks"]:
             _write_weights(reader, txn, unit, wanted[f"w/{unit['name']}"], buffer)
         put(txn, META_MODEL, json.dumps(run["model"], separators=(",", ":")).encode())
@@ -70,7 +70,7 @@ def step_in(store: Any) -> int | None:
         return None
 
 
-def _chunk_bytes(store: Any, key: str, said: dict, reader: Reader) -> list[int]:
+def chunk_bytes(store: Any, key: str, said: dict, reader: Reader) -> list[int]:
     """The size of a new object's chunks; that of one that is there cannot change."""
     try:
         there = store.stat(key)["chunk_bytes"]
@@ -83,7 +83,7 @@ def _chunk_bytes(store: Any, key: str, said: dict, reader: Reader) -> list[int]:
     return []
 
 
-def _write_part(reader: Reader, txn: Any, key: str, said: dict, buffer: Buffer) -> None:
+def write_part(reader: Reader, txn: Any, key: str, said: dict, buffer: Buffer) -> None:
     number = said["part"]
     if not isinstance(number, int) or not 0 <= number < len(reader.manifest.state):
         raise Corruption(f"{reader.where}: the manifest gives {key} no part")
@@ -96,7 +96,7 @@ def _write_part(reader: Reader, txn: Any, key: str, said: dict, buffer: Buffer) 
     for at in range(0, piece.bytes, step):
         size = min(step, piece.bytes - at)
         reader.copy(piece.file, [Wanted(piece.offset + at, size, held.data_ptr())])
-        _write(txn, key, at, held, size, chunk, buffer)
+        write(txn, key, at, held, size, chunk, buffer)
 
 
 def _write_weights(reader: Reader, txn: Any, unit: dict, said: dict, buffer: Buffer) -> None:
@@ -120,10 +120,10 @@ def _write_weights(reader: Reader, txn: Any, unit: dict, said: dict, buffer: Buf
     for whole, shape, stride, offset in turned:
         flat = held[offset * size : offset * size + whole.numel() * size].view(whole.dtype)
         torch.as_strided(flat, shape, stride).copy_(whole)
-    _write(txn, f"w/{unit['name']}", 0, held, said["bytes"], said["chunk_bytes"], buffer)
+    write(txn, f"w/{unit['name']}", 0, held, said["bytes"], said["chunk_bytes"], buffer)
 
 
-def _write(
+def write(
     txn: Any, key: str, at: int, held: torch.Tensor, size: int, chunk: int, buffer: Buffer
 ) -> None:
     """Whole chunks, from aligned memory, so that the store needs none of its own."""

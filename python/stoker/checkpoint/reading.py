@@ -380,8 +380,20 @@ class Reader:
 def _wanted(
     piece: Piece, begin: Sequence[int], part: shards.Rectangle, into: torch.Tensor
 ) -> Iterator[Wanted]:
-    """What a piece has of a rectangle of the same tensor, by runs that are together in both."""
-    shared = common(begin, piece.shape, part.begin, part.size)
+    """What a piece has of a rectangle of the same tensor."""
+    return wanted_of(piece.offset, piece.shape, begin, part, into)
+
+
+def wanted_of(
+    offset: int,
+    shape: Sequence[int],
+    begin: Sequence[int],
+    part: shards.Rectangle,
+    into: torch.Tensor,
+) -> Iterator[Wanted]:
+    """What a rectangle of a tensor that lies in a file (from `offset` on, in row-major order) has
+    of another one, `part`, by runs that are together in both."""
+    shared = common(begin, shape, part.begin, part.size)
     if shared is None:
         return
     first, size = shared
@@ -391,16 +403,16 @@ def _wanted(
     # Both lists of runs cover the shared rectangle in row-major order; cut where either ends.
     ours = runs(part.size, in_part, size)
     mine = next(ours, None)
-    for theirs in runs(piece.shape, in_piece, size):
+    for theirs in runs(shape, in_piece, size):
         done = 0
         while done < theirs.count:
-            offset = theirs.within + done - mine.within
-            count = min(theirs.count - done, mine.count - offset)
+            skipped = theirs.within + done - mine.within
+            count = min(theirs.count - done, mine.count - skipped)
             yield Wanted(
-                piece.offset + (theirs.at + done) * width,
+                offset + (theirs.at + done) * width,
                 count * width,
-                into.data_ptr() + (mine.at + offset) * width,
+                into.data_ptr() + (mine.at + skipped) * width,
             )
             done += count
-            if offset + count == mine.count:
+            if skipped + count == mine.count:
                 mine = next(ours, None)

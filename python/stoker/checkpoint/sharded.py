@@ -15,21 +15,24 @@ import torch
 from torch import nn
 
 from stoker.checkpoint import shards, tensors
+from stoker.checkpoint.divided import check_one_step, places_in
 from stoker.checkpoint.manifest import File, Name, Piece, check_name, chunks_in
-from stoker.checkpoint.parts import Part, Tensor, Whole, packed
+from stoker.checkpoint.parts import Part, Source, Tensor, Whole, packed
 from stoker.checkpoint.parts import Bytes as PartBytes
 from stoker.checkpoint.state import (
     COPIED,
     INLINE,
     Contents,
+    Run,
     configs_of,
     named_tensors,
     of_bytes,
     place_of,
     plain,
+    planes_of,
 )
 from stoker.checkpoint.tensors import Layout, Spec
-from stoker.checkpoint.together import Arriving, Passing, Together, Weight
+from stoker.checkpoint.together import Arriving, Away, Passing, Together, Weight
 from stoker.checkpoint.workspace import Ring, Tier
 from stoker.errors import InvalidArgument, NotFound
 from stoker.offload.ranks.ranks import sharded_modules
@@ -46,9 +49,12 @@ class Share:
         objects: dict[str, Any],
         files: dict[str, bytes],
         full: bool,
+        runs: list[Run],
+        ring: Ring,
     ) -> None:
-        """On the thread that trains. Small tensors are copied; with `full` all are."""
-        self.in_memory = True
+        """On the thread that trains. Small tensors are copied; with `full` all are. `runs`: those
+        of stoker.offload(), each with a snapshot that all ranks have."""
+        self.in_memory = False  # whether the loop must leave tensors alone until they are copied
         self._together, self._full = together, full
         self._contents = Contents()
         self._parts: list[tuple[int, Any]] = []
@@ -56,7 +62,13 @@ class Share:
         self._cuts: dict[int, tuple[list[int], list[int]]] = {}  # whole shape, begin; by piece
         for module in sharded_modules(model):
             module.reshard()
-        weights, self._contents.aliases = self._weights(model)
+        away: dict[str, tuple[Spec, Source]] = {}
+        for run in runs:
+            given = run, self, ring.plane, ring.passing()
+            self._contents.offloaded[run.name], found = planes_of(*given)
+            self._contents.offloaded[run.name]["places"] = places_in(run.session.blocks)
+            away |= found
+        weights, self._contents.aliases = self._weights(model, away)
         self._lay_out(weights, model, files)
         rng = objects.pop("rng")
         if together.leads:
@@ -79,14 +91,20 @@ class Share:
     def _held(self, tensor: torch.Tensor, copied: bool = False) -> torch.Tensor:
         ours = shards.local(tensor)
         small = ours.numel() * ours.element_size() < COPIED
-        return ours.clone() if small or copied or self._full else ours
+        if small or copied or self._full:
+            return ours.clone()
+        self.in_memory = True
+        return ours
 
-    def _weights(self, model: nn.Module) -> tuple[list[Weight], dict[str, str]]:
-        """Each tensor of the model once, with its owner, and the aliases."""
+    def _weights(
+        self, model: nn.Module, away: dict[str, tuple[Spec, Source]]
+    ) -> tuple[list[Weight], dict[str, str]]:
+        """Each tensor of the model once, with its owner, and the aliases. `away`: the parts of this
+        rank that are in a store."""
         found: dict[str, torch.Tensor] = {}
         aliases: dict[str, str] = {}
         first: dict[Any, str] = {}
-        for full_name, tensor in named_tensors(model, away=False).items():
+        for full_name, tensor in named_tensors(model, bool(away)).items():
             name = plain(full_name)
             if name in found or name in aliases:
                 raise InvalidArgument(
@@ -112,7 +130,16 @@ class Share:
             if cut:
                 shards.mine(name, tensor)
             divided = shards.division(name, tensor) if cut else None
-            weights.append(Weight(spec, owner, self._held(tensor, name in buffers), divided))
+            if name in away:
+                held: torch.Tensor | Away = Away(*away[name])
+            elif hasattr(tensor, "_stoker_session"):
+                raise InvalidArgument(
+                    f"the values of {name} are those of a run of stoker.offload(); give save() the"
+                    " optimizer that it made, too"
+                )
+            else:
+                held = self._held(tensor, name in buffers)
+            weights.append(Weight(spec, owner, held, divided))
         return weights, aliases
 
     def _lay_out(self, weights: list[Weight], model: nn.Module, files: dict[str, bytes]) -> None:
@@ -183,9 +210,14 @@ class Share:
 
     def _add(self, where: str, ours: torch.Tensor) -> None:
         size = ours.numel() * ours.element_size()
-        shape = list(ours.shape)
-        self._pieces.append(Piece(where, tensors.dtype_name(ours.dtype), shape, "", 0, size))
-        self._parts.append((size, Tensor(where, ours)))
+        dtype, shape = tensors.dtype_name(ours.dtype), list(ours.shape)
+        self.add(where, dtype, shape, size, Tensor(where, ours))
+
+    def add(self, name: str, dtype: str, shape: list[int], size: int, source: Source) -> int:
+        """A part of this rank's pack; its number there."""
+        self._pieces.append(Piece(name, dtype, shape, "", 0, size))
+        self._parts.append((size, source))
+        return len(self._pieces) - 1
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -211,6 +243,7 @@ class Share:
             "pieces": [asdict(each) for each in self._pieces],
             "cuts": [[at, *cut] for at, cut in self._cuts.items()],
             "objects": self._contents.objects if not self._together.leads else {},
+            "offloaded": self._contents.offloaded,
         }
         of_ranks = self._together.bring(said)
         if self._together.leads:
@@ -248,6 +281,7 @@ class Share:
     def _commit(self, tier: Tier, name: Name, of_ranks: list[Any], commit: Callable) -> None:
         """On rank 0."""
         contents, files, hashes = self._contents, [], []
+        contents.offloaded = {name: {"ranks": []} for name in contents.offloaded}
         first: dict[str, int] = {}  # the number of a sharded tensor, by its name
         for rank, said in enumerate(of_ranks):
             files += [File(**each) for each in said["files"]]
@@ -260,6 +294,13 @@ class Share:
                 number = first.setdefault(where, base + at)
                 cut = contents.sharded.setdefault(str(number), {"shape": shape, "parts": []})
                 cut["parts"].append({"begin": begin, "part": base + at})
+            for run, of_rank in said["offloaded"].items():
+                for each in of_rank["objects"].values():
+                    if "part" in each:
+                        each["part"] += base
+                contents.offloaded[run]["ranks"].append(of_rank)
+        for run in contents.offloaded.values():
+            check_one_step(run["ranks"], tier.where(name))
         for each in files:
             try:
                 there = tier.store.stat(f"{name}/{each.name}")["bytes"]

@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -146,7 +146,8 @@ def collect(
 
     by_name = {}
     for run in runs:
-        contents.offloaded[run.name], weights = _planes(run, packing, plane_buffer)
+        given = run, packing, plane_buffer, plane_buffer
+        contents.offloaded[run.name], weights = planes_of(*given)
         by_name.update(weights)
     if model is None and runs:
         model = runs[0].session.model  # a run's weights are a part of it
@@ -297,18 +298,20 @@ def configs_of(model: nn.Module) -> dict[str, bytes]:
 def run_of(name: str, optimizer: Any, snapshot: str) -> Run | None:
     if not isinstance(optimizer, OffloadedOptimizer):
         return None
-    session = optimizer._session
-    if session.agreement is not None:
-        raise Unsupported(
-            "a sharded run cannot be saved by stoker.Checkpoints yet; its store keeps it"
-        )
-    return Run(name, session, snapshot)
+    return Run(name, optimizer._session, snapshot)
 
 
-def _planes(
-    run: Run, packing: Packing, buffer: Any
+class Takes(Protocol):
+    """What collects the parts of a pack."""
+
+    def add(self, name: str, dtype: str, shape: list[int], size: int, source: Source) -> int: ...
+
+
+def planes_of(
+    run: Run, packing: Takes, buffer: Any, weights_buffer: Any
 ) -> tuple[dict[str, Any], dict[str, tuple[Spec, Source]]]:
-    """What the manifest says of a run, and where each of its weights is."""
+    """What the manifest says of a run, and where each of its weights is. `buffer`: what planes are
+    read into; `weights_buffer`: weights, which another thread may read."""
     store, objects = run.store, {}
     model = record.load(store.read_bytes(META_MODEL, snapshot=run.snapshot))
     for each in store.list(snapshot=run.snapshot):
@@ -323,10 +326,10 @@ def _planes(
     weights = {}
     for unit in model["blocks"]:
         dtype = getattr(torch, unit["dtype"])
-        plane = Plane(store, f"w/{unit['name']}", run.snapshot, buffer)
+        plane = Plane(store, f"w/{unit['name']}", run.snapshot, weights_buffer)
         for name, size, stride, offset in unit["params"]:
             source: Source = Slice(plane, offset * dtype.itemsize)
-            if not _row_major(size, stride):
+            if not row_major(size, stride):
                 source = Strided(source, size, stride, dtype)
             spec = Spec(plain(name), dtype, tuple(size), unit["updated"])
             weights[spec.name] = (spec, source)
@@ -339,7 +342,7 @@ def _planes(
     return said, weights
 
 
-def _row_major(size: list[int], stride: list[int]) -> bool:
+def row_major(size: list[int], stride: list[int]) -> bool:
     expected = math.prod(size)
     for length, step in zip(size, stride):
         expected = expected // length if length else 0

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from stoker.checkpoint import shards
-from stoker.checkpoint.parts import Edited, memory
+from stoker.checkpoint.parts import Edited, Source, memory
 from stoker.checkpoint.tensors import Spec
 from stoker.errors import Mismatch, StokerError
 from stoker.offload.ranks.ranks import Ranks
@@ -79,13 +79,27 @@ class Together:
 
 
 @dataclass(frozen=True)
+class Away:
+    """What this rank holds of a tensor, in the store of an offloaded run. `spec`: of that part."""
+
+    spec: Spec
+    source: Source
+
+    def bring(self) -> torch.Tensor:
+        held = torch.empty(self.spec.shape, dtype=self.spec.dtype, device="cpu")
+        if self.spec.bytes:
+            self.source.read(0, self.spec.bytes, held.data_ptr())
+        return held
+
+
+@dataclass(frozen=True)
 class Weight:
     """A tensor of the model, and the rank that writes it. `division`: None where each rank has all
     of it."""
 
     spec: Spec
     owner: int
-    tensor: torch.Tensor  # what this rank holds
+    tensor: torch.Tensor | Away  # what this rank holds
     division: shards.Division | None
 
 
@@ -97,7 +111,7 @@ class Passing:
         """`weights`: in that order."""
         self._together = together
         self._weights = [each for each in weights if each.division and each.spec.bytes]
-        self._versions = [each.tensor._version for each in self._weights]
+        self._versions = [_version(each) for each in self._weights]
         self._arrived: queue.Queue[torch.Tensor] = queue.Queue(maxsize=1)
         self._unwanted = threading.Event()
         self._error: BaseException | None = None
@@ -135,7 +149,7 @@ class Passing:
         try:
             for tag, (weight, version) in enumerate(zip(self._weights, self._versions)):
                 self._pass(tag + 1, weight)
-                if weight.tensor._version != version and edited is None:
+                if _version(weight) != version and edited is None:
                     edited = Edited(
                         f"{weight.spec.name} was changed while it was being saved; change tensors"
                         ' between handle.wait("copied") and the next save, or pass staging="full"'
@@ -147,15 +161,18 @@ class Passing:
     def _pass(self, tag: int, weight: Weight) -> None:
         rank, line = self._together.rank, self._together.back
         parts = {r: part for r, part in weight.division.parts.items() if not part.empty}
+        mine = None
+        if rank in parts:
+            mine = weight.tensor.bring() if isinstance(weight.tensor, Away) else weight.tensor
         if weight.owner != rank:
-            if rank in parts:
-                line.send(_bytes(weight.tensor.cpu().contiguous()), weight.owner, tag)
+            if mine is not None:
+                line.send(_bytes(mine.cpu().contiguous()), weight.owner, tag)
             return
         whole = torch.empty(weight.spec.shape, dtype=weight.spec.dtype, device="cpu")
         for source, part in sorted(parts.items()):
             place = whole[tuple(slice(b, b + n) for b, n in zip(part.begin, part.size))]
             if source == rank:
-                place.copy_(weight.tensor)
+                place.copy_(mine)
             elif place.is_contiguous():
                 line.receive(_bytes(place), source, tag)
             else:
@@ -181,6 +198,11 @@ class Arriving:
         memory(address, size).copy_(self._whole[at : at + size])
         if at + size == self._size:
             self._whole = None
+
+
+def _version(weight: Weight) -> int:
+    """torch's count of writes to it. What is in a store at a snapshot does not change."""
+    return 0 if isinstance(weight.tensor, Away) else weight.tensor._version
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

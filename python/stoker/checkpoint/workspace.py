@@ -43,7 +43,16 @@ class Ring:
         start = self._memory.address
         self._free = [Buffer(start + i * CHUNK, CHUNK) for i in range(count)]
         self.plane = Buffer(start + count * CHUNK, PLANE_BYTES)
+        self._runtime, self._passing = runtime, None
         self._moving: deque[tuple[_core.Future, Buffer]] = deque()
+
+    def passing(self) -> Buffer:
+        """One more for planes: of the thread that passes weights to other ranks."""
+        if self._passing is None:
+            memory = self._runtime.arena(PLANE_BYTES).take(PLANE_BYTES)
+            self._passing = memory, Buffer(memory.address, PLANE_BYTES)
+            self.bytes += PLANE_BYTES
+        return self._passing[1]
 
     def take(self) -> Buffer:
         if not self._free:

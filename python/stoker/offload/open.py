@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stoker import _core
-from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError, Unsupported
+from stoker.errors import AlreadyExists, InvalidArgument, NotFound, StokerError
 from stoker.offload.division.amounts import parse_bytes, whole
 from stoker.offload.division.layout import store_capacity
 from stoker.offload.model.absent import (
@@ -48,7 +48,9 @@ from stoker.offload.storage.record import META_MODEL
 class Restorable(Protocol):
     """stoker.Checkpoints, or one of them."""
 
-    def fill(self, store: _core.Store, blocks: list[Block]) -> bool:
+    def fill(
+        self, store: _core.Store, blocks: list[Block], agreement: Agreement | None = None
+    ) -> bool:
         """Brings a run into the store, or leaves it; whether it did."""
 
 
@@ -151,7 +153,8 @@ def offload(
     restore: a stoker.Checkpoints that saved such a run, or its `at(step)`. A store without a run,
     or with an older step of one, becomes what the newest sound checkpoint holds, masters and
     moments included, and the run goes on from there. A newer step in the store wins, unless
-    at(step) is given. Where there is no checkpoint yet, it changes nothing.
+    at(step) is given. Where there is no checkpoint yet, it changes nothing. Any number of ranks may
+    have saved it; the stores of a run keep its number, so give other ranks new ones.
 
     checkpoints: the stoker.Checkpoints that will save this run. The store gets room for the step
     that a save copies, as much of the disk as one more of `snapshots`.
@@ -196,10 +199,11 @@ def offload(
     blocks = partition(model, optimized, algorithm.moments.group)
     buffers = stored_bytes(dict(model.named_buffers()))
     if agreement is not None:
-        _check_shared(policy, snapshots, device, device_memory, weights, activations, checkpoints)
+        _check_shared(policy, snapshots, device, device_memory, weights, activations)
         link = link or HostLink()
         # for the step that all ranks have
-        place, room = agreement.ranks.place, store_capacity(blocks, algorithm, 1, buffers)
+        place, kept = agreement.ranks.place, 1 + (checkpoints is not None)
+        room = store_capacity(blocks, algorithm, kept, buffers)
         runtime = agreement.ranks.guard(
             "open",
             lambda: open_runtime(
@@ -229,7 +233,7 @@ def offload(
         leave_meta(blocks)
         holds_run = agreement.meet(runtime) if agreement is not None else runtime.holds(META_MODEL)
         if restore is not None:
-            holds_run = restore.fill(runtime.store, blocks) or holds_run
+            holds_run = restore.fill(runtime.store, blocks, agreement) or holds_run
             resume = resume or ("auto" if holds_run else False)
         if holds_run and not resume:
             raise AlreadyExists(
@@ -242,7 +246,8 @@ def offload(
             algorithm = check_stored(runtime, blocks, algorithm)
         check_room(runtime, blocks, algorithm, snapshots, buffers)
         if checkpoints is not None:
-            check_room_to_copy(runtime, blocks, algorithm, snapshots, buffers)
+            kept = snapshots if agreement is None else 1  # the step that all ranks have
+            check_room_to_copy(runtime, blocks, algorithm, kept, buffers)
         if not holds_run and weights is None:
             check_values(blocks, runtime.store)
         leave_meta_buffers(model, weights, recorded=holds_run)
@@ -323,7 +328,6 @@ def _check_shared(
     device_memory: object,
     weights: object,
     activations: str,
-    checkpoints: object,
 ) -> None:
     """InvalidArgument for what a model of several processes cannot have."""
     if policy == "lazy":
@@ -338,11 +342,6 @@ def _check_shared(
         )
     if snapshots:
         raise InvalidArgument(ONE_RANK)
-    if checkpoints is not None:
-        raise Unsupported(
-            "stoker.Checkpoints cannot save a sharded run yet; leave checkpoints= out: its store"
-            " keeps it"
-        )
     if device is not None or device_memory is not None:
         raise InvalidArgument(
             "the mesh that fully_shard() was given says where a sharded model computes; leave out"

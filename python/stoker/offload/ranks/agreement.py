@@ -32,6 +32,7 @@ class Agreement:
         self._next_point: str | None = "open"
         self._store: Any = None
         self._keeping: list | None = []  # on its way to be durable; None where it failed
+        self._anew = False  # the store was filled from a checkpoint: older names go
 
     @property
     def opening(self) -> bool:
@@ -56,7 +57,7 @@ class Agreement:
             if mine["run"] is not None:
                 _clear(self._store)
             return False
-        if mine["step"] > step:
+        if mine["step"] > step or not _stands(mine, found):
             bring_back(self._store, f"{_NAME}{step}")
         self.run, self.step = mine["run"], step
         return True
@@ -65,8 +66,16 @@ class Agreement:
         """This rank's store is at the step; from here on all ranks train."""
         self.ranks.exchange("ready", facts=self.step)
         self._next_point = None
+        if self._anew:  # one of the same step holds what was there before
+            for name in self._store.info()["snapshots"]:
+                if name.startswith(_NAME):
+                    self._store.drop(name).wait()
         self.keep(self.step)
         self.kept()
+
+    def restored(self, step: int) -> None:
+        """Each rank's store was filled from a checkpoint of that step."""
+        self.step, self._anew = step, True
 
     def withdraw(self, error: BaseException) -> None:
         """stoker.offload() failed here."""
@@ -125,8 +134,13 @@ def judge(found: list[dict[str, Any]]) -> int | None:
                 f"the run in {each['path']} was made by one process with the whole model; give a"
                 " sharded model another store"
             )
-    if all(each["step"] == 0 and not each["agreed"] for each in holders):
+    begun = lambda each: each["agreed"] or (each["step"] > 0 and not each["restored"])
+    if not any(map(begun, holders)) and not all(
+        each["restored"] and _stands(each, found) for each in found
+    ):
         return None
+    found = [each if _stands(each, found) else _before(each) for each in found]
+    holders = [each for each in found if each["run"] is not None]
     for each in holders:
         if each["world"] != len(found):
             raise Mismatch(
@@ -174,6 +188,20 @@ def _common(found: list[dict[str, Any]]) -> int:
     return step
 
 
+def _stands(each: dict[str, Any], found: list[dict[str, Any]]) -> bool:
+    """Whether a rank's step counts. One from a checkpoint does if all ranks had it from there."""
+    step = str(each["step"])
+    return not each["restored"] or all(
+        other["timelines"].get(step) == each["timelines"][step] for other in found
+    )
+
+
+def _before(each: dict[str, Any]) -> dict[str, Any]:
+    """What a rank's store held before it was filled from a checkpoint that others did not get."""
+    step = max(each["agreed"], default=each["step"])
+    return each | {"step": step, "timelines": each["timelines"] | each["before"]}
+
+
 def _holds(runtime: OpenStore) -> dict[str, Any]:
     """What this rank's store holds, as judge() takes it."""
     store = runtime.store
@@ -184,7 +212,9 @@ def _holds(runtime: OpenStore) -> dict[str, Any]:
         "rank": None,
         "step": 0,
         "agreed": [],
-        "timelines": {},
+        "restored": False,
+        "timelines": {},  # by step
+        "before": {},  # those of the steps in `agreed`
     }
     if not runtime.holds(META_MODEL):
         return nothing
@@ -198,8 +228,10 @@ def _holds(runtime: OpenStore) -> dict[str, Any]:
         "run": model.get("run"),
         **model.get("ranks", {}),
         "step": states[0]["step"],
+        "restored": states[0].get("restored", False),
         "agreed": sorted(int(name.removeprefix(_NAME)) for name in agreed),
         "timelines": {str(state["step"]): state.get("timeline") for state in reversed(states)},
+        "before": {str(state["step"]): state.get("timeline") for state in states[1:]},
     }
 
 

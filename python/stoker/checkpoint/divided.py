@@ -1,0 +1,296 @@
+"""An offloaded run from a checkpoint into the stores of other ranks than those that saved it.
+
+Each rank's store holds the planes of its own parts of the parameters. What a rank wants of a
+plane are rectangles; it takes of each what the ranks that saved had of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from stoker.checkpoint import planes, shards
+from stoker.checkpoint.reading import Reader, Wanted, wanted_of
+from stoker.checkpoint.rectangles import common
+from stoker.checkpoint.state import plain, row_major
+from stoker.checkpoint.workspace import Buffer
+from stoker.errors import Corruption, Mismatch
+from stoker.offload.model.blocks import Block, Param, Unit, signature
+from stoker.offload.model.moments import moments_of
+from stoker.offload.ranks.agreement import Agreement
+from stoker.offload.storage import record
+from stoker.offload.storage.planes import put
+from stoker.offload.storage.record import META_MODEL, META_STATE
+
+_BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def places_in(blocks: list[Block]) -> dict[str, Any]:
+    """Of each parameter, by its name: the shape of the whole, and where this rank's part of it
+    begins."""
+    found = {}
+    for param in (param for block in blocks for param in block.params):
+        part = _part_of(param)
+        found[param.name] = [list(param.tensor.shape), list(part.begin)]
+    return found
+
+
+def _part_of(param: Param) -> shards.Rectangle:
+    if shards.is_sharded(param.tensor):
+        return shards.mine(param.name, param.tensor)
+    return shards.Rectangle((0,) * len(param.size), tuple(param.size))
+
+
+def check_one_step(of_ranks: list[dict[str, Any]], where: str) -> None:
+    """Mismatch unless all ranks gave the same step of the same run."""
+    said = [
+        [each["state"]["step"], each["state"].get("timeline"), each["model"].get("run")]
+        for each in of_ranks
+    ]
+    if any(each != said[0] for each in said):
+        raise Mismatch(
+            f"{where}: the ranks gave the states of different steps or runs; end all processes and"
+            " start them again with resume=True"
+        )
+
+
+def is_divided(reader: Reader) -> bool:
+    return "ranks" in planes.run_in(reader)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What one rank that saved had of a parameter. `offset`: in its unit's planes, in elements."""
+
+    share: dict[str, Any]
+    unit: str
+    dtype: str
+    updated: bool
+    shape: tuple[int, ...]
+    begin: tuple[int, ...]
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Divided:
+    """The run in a checkpoint, for the store of one rank. `agreement`: None if one process has the
+    whole model."""
+
+    def __init__(self, reader: Reader, blocks: list[Block], agreement: Agreement | None) -> None:
+        """Mismatch where it is of another model. Then nothing was changed."""
+        self._reader, self._blocks, self._agreement = reader, blocks, agreement
+        run = planes.run_in(reader)
+        try:
+            self._shares: list[dict[str, Any]] = run["ranks"] if "ranks" in run else [run]
+            self._held = self._all_held()
+            rank = agreement.ranks.rank if agreement else 0
+            world = agreement.ranks.world if agreement else 1
+            same = len(self._shares) == world
+            self._base = self._shares[rank if same else 0]
+            model = record.decode(self._base["model"])
+            self._alike = (
+                same
+                and model["blocks"] == signature(blocks)["blocks"]
+                and self._base.get("places", places_in(blocks)) == places_in(blocks)
+            )
+            self._moments = moments_of(model.get("moments", "exact"))
+        except _BROKEN as error:
+            raise self._breaks(error) from error
+        self._check()
+
+    def _breaks(self, error: Exception) -> Exception:
+        where = self._reader.where
+        return Corruption(f"{where}: the manifest breaks the format of a run ({error!r})")
+
+    def _all_held(self) -> dict[str, list[_Held]]:
+        found: dict[str, list[_Held]] = {}
+        for share in self._shares:
+            places = share.get("places")
+            for unit in record.decode(share["model"])["blocks"]:
+                for name, size, stride, offset in unit["params"]:
+                    shape, begin = places[name] if places else (size, [0] * len(size))
+                    held = _Held(
+                        share,
+                        unit["name"],
+                        unit["dtype"],
+                        unit["updated"],
+                        *map(tuple, (shape, begin, size, stride)),
+                        offset,
+                    )
+                    found.setdefault(name, []).append(held)
+        return found
+
+    def _check(self) -> None:
+        where = self._reader.where
+        ours = {param.name: param for block in self._blocks for param in block.params}
+        for name in self._held.keys() ^ ours.keys():
+            has, lacks = ("checkpoint", "model") if name in self._held else ("model", "checkpoint")
+            raise Mismatch(
+                f"{where} holds another model: the {has} has a parameter {name}, which the {lacks}"
+                " lacks; give the right model"
+            )
+        for name, param in ours.items():
+            dtype = str(param.unit.dtype).removeprefix("torch.")
+            mine = tuple(param.tensor.shape), dtype, param.unit.updated
+            for each in self._held[name]:
+                if (theirs := (each.shape, each.dtype, each.updated)) != mine:
+                    describe = lambda w: f"{list(w[0])} {w[1]}{'' if w[2] else ' frozen'}"
+                    raise Mismatch(
+                        f"{where} holds another model: parameter {name} is {describe(mine)} in the"
+                        f" model and {describe(theirs)} in the checkpoint; give the right model"
+                    )
+        if self._moments.group and not self._alike:
+            raise Mismatch(
+                f'{where} has moments="{self._moments.name}", whose elements share scales, and they'
+                " cannot be divided anew without loss; restore it with as many ranks as saved it"
+                f" ({len(self._shares)})"
+            )
+
+    # -- into a store ------------------------------------------------------------------------------
+
+    def stage(self, store: Any, buffer: Buffer) -> Any:
+        """A transaction that makes the store what the run was at that step."""
+        txn = store.begin()
+        try:
+            try:
+                self._stage(store, txn, buffer)
+            except _BROKEN as error:
+                raise self._breaks(error) from error
+        except BaseException:
+            txn.abandon()
+            raise
+        return txn
+
+    def _stage(self, store: Any, txn: Any, buffer: Buffer) -> None:
+        wanted = self._sizes()
+        for each in store.list():
+            if each["key"] not in wanted:
+                txn.remove(each["key"])
+        for key, said in wanted.items():
+            chunk = planes.chunk_bytes(store, key, said, self._reader)
+            txn.resize(key, said["bytes"], *chunk)
+            if "part" in said:
+                planes.write_part(self._reader, txn, key, said, buffer)
+        for unit in (unit for block in self._blocks for unit in block.units):
+            for plane in "wrmv":
+                said = wanted.get(f"{plane}/{unit.name}")
+                if said is not None and "part" not in said:
+                    held = self._assembled(plane, unit, said)
+                    key, size, chunk = f"{plane}/{unit.name}", said["bytes"], said["chunk_bytes"]
+                    planes.write(txn, key, 0, held, size, chunk, buffer)
+        model, state = dict(self._base["model"]), dict(self._base["state"])
+        model.pop("ranks", None)
+        for of_ranks in ("timeline", "restored"):
+            state.pop(of_ranks, None)
+        model |= record.encode(signature(self._blocks))
+        if self._agreement is not None:
+            model |= {"ranks": self._agreement.signature(), "run": self._agreement.run}
+            state |= {"timeline": self._agreement.timeline, "restored": True}
+        for key, said in ((META_MODEL, model), (META_STATE, state)):
+            put(txn, key, json.dumps(said, separators=(",", ":")).encode())
+
+    def _sizes(self) -> dict[str, dict[str, Any]]:
+        """The objects that the store gets: bytes and chunks; the part of the pack, where it is the
+        same there."""
+        if self._alike:
+            return self._base["objects"]
+        theirs = self._base["objects"]
+        found = {
+            key: said for key, said in theirs.items() if key[:2] not in ("w/", "r/", "m/", "v/")
+        }
+        for unit in (unit for block in self._blocks for unit in block.units):
+            for plane in "wrmv":
+                key = f"{plane}/{unit.name}"
+                if key in theirs:
+                    size = unit.elements * self._width(plane, unit)
+                    found[key] = {"bytes": size, "chunk_bytes": theirs[key]["chunk_bytes"]}
+        return found
+
+    def _width(self, plane: str, unit: Unit) -> int:
+        """Bytes of an element."""
+        if plane == "w":
+            return unit.dtype.itemsize
+        return 2 if plane == "r" else self._moments.element_bytes
+
+    def _assembled(self, plane: str, unit: Unit, said: dict[str, Any]) -> torch.Tensor:
+        """A plane of a unit, of what the ranks that saved had of it."""
+        width = self._width(plane, unit)
+        held = torch.zeros(said["bytes"], dtype=torch.uint8, device="cpu")
+        by_file: dict[str, list[Wanted]] = {}
+        turned, taken = [], []
+        for param in unit.params:
+            if not param.numel:
+                continue
+            flat = held[param.offset * width : (param.offset + param.numel) * width]
+            into = flat.view(_WORDS[width])
+            if row_major(list(param.size), list(param.stride)):
+                into = into.view(param.size)
+            else:
+                place = torch.as_strided(into, param.size, param.stride)
+                into = torch.empty(param.size, dtype=into.dtype, device="cpu")
+                turned.append((place, into))
+            if plane == "w":
+                self._want_weight(param, into, by_file)
+            else:
+                taken += self._want(plane, param, into, by_file)
+        for file, wanted in by_file.items():
+            self._reader.copy(file, wanted)
+        for place, source in taken:
+            place.copy_(source)
+        for place, into in turned:
+            place.copy_(into)
+        return held
+
+    def _want_weight(self, param: Param, into: torch.Tensor, by_file: dict) -> None:
+        """Weights are whole in safetensors files."""
+        there = self._tensors
+        file, placed = there[
+            self._reader.manifest.aliases.get(plain(param.name), plain(param.name))
+        ]
+        zeros = (0,) * len(param.size)
+        by_file.setdefault(file, []).extend(
+            wanted_of(placed.offset, placed.spec.shape, zeros, _part_of(param), into)
+        )
+
+    @cached_property
+    def _tensors(self) -> dict[str, Any]:
+        return self._reader.tensors()
+
+    def _want(self, plane: str, param: Param, into: torch.Tensor, by_file: dict) -> list:
+        """What is to be copied once the files were read: (place, source)."""
+        part, later, count = _part_of(param), [], 0
+        for each in self._held[param.name]:
+            shared = common(each.begin, each.size, part.begin, part.size)
+            if shared is None:
+                continue
+            first, size = shared
+            count += math.prod(size)
+            piece = self._reader.manifest.state[
+                each.share["objects"][f"{plane}/{each.unit}"]["part"]
+            ]
+            at = piece.offset + each.offset * into.element_size()
+            if row_major(list(each.size), list(each.stride)):
+                wanted = wanted_of(at, each.size, each.begin, part, into)
+            else:
+                bytes_ = math.prod(each.size) * into.element_size()
+                flat = torch.empty(math.prod(each.size), dtype=into.dtype, device="cpu")
+                wanted = [Wanted(at, bytes_, flat.data_ptr())]
+                source = torch.as_strided(flat, each.size, each.stride)
+                cut = lambda t, begin: t[
+                    tuple(slice(f - b, f - b + n) for f, b, n in zip(first, begin, size))
+                ]
+                later.append((cut(into, part.begin), cut(source, each.begin)))
+            by_file.setdefault(piece.file, []).extend(wanted)
+        if count != param.numel:
+            raise Corruption(
+                f"{self._reader.where}: the ranks have {count} of {param.numel} elements that are"
+                f" wanted of {param.name}"
+            )
+        return later
