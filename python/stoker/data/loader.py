@@ -75,8 +75,8 @@ class Loader:
     decode, at most; half of the cores that the process may use by default. There is one to begin
     with. Another one comes while the loop waits and those that are there are busy, and goes again
     when they were idle for a while (threads.py). Give it where several ranks share a machine.
-    pin: batches lie in memory that CUDA knows; by default where this process computes on a GPU by
-    the time that the loader is made.
+    pin: batches lie in memory that CUDA knows. Keep such a batch until a copy of it is over: its
+    memory is used again when nobody has it any more (docs/data.md).
 
     The order is a pure function of (samples, seed, position). It depends neither on ranks nor on
     threads, so a resume may have other ranks, as long as batch x ranks is the same. `state_dict()`
@@ -112,7 +112,7 @@ class Loader:
         collate: Callable[[Any], Any] | None = None,
         unpacked_bytes: int = UNPACKED_BYTES,
         cpus: int | None = None,
-        pin: bool | None = None,
+        pin: bool = False,
     ) -> None:
         sources: list[Source] = list(source) if isinstance(source, list | tuple) else [source]
         _check(sources, batch, weights, shuffle, ahead)
@@ -150,13 +150,11 @@ class Loader:
         else:
             order = Sequence.in_order(counts[0])
         slots = None
-        if threads is not None:
+        if pin:
+            if threads is None:
+                raise InvalidArgument("pin=True needs sources whose samples lie in stores")
             each = batch_bytes(sources, batch, decode)
-            slots = Slots(self, sources[0].store, each, ahead + 2, pin)  # and one with the loop
-            if slots.why:
-                self.order += f"\n{slots.why}"
-        elif pin:
-            raise InvalidArgument("pin=True needs sources whose samples lie in stores")
+            slots = Slots(self, sources[0].store, each, ahead + 2)  # and one with the loop
         self._batches = _Batches(
             sources,
             order,

@@ -2,7 +2,8 @@
 
 It is an arena: large pages, drawn on the memory of the store (`dram=`), in which the loader lays
 its batches. A batch for which there is no room lies elsewhere, and is not pinned. A process that
-was forked does not have this memory.
+was forked does not have this memory. It is used again as soon as nobody has the batch: torch does
+not hold it for a copy that is still under way.
 """
 
 from __future__ import annotations
@@ -23,32 +24,14 @@ _left: list[_Registered] = []
 
 
 class Slots:
-    """Of one loader. `arena` is None where nothing is pinned, and `why` says why if it should be.
+    """Of one loader: room for so many batches in `arena`."""
 
-    pin: None is where this process computes on a GPU by now."""
-
-    def __init__(
-        self, loader: Any, store: _core.Store, batch_bytes: int, batches: int, pin: bool | None
-    ) -> None:
+    def __init__(self, loader: Any, store: _core.Store, batch_bytes: int, batches: int) -> None:
         _sweep()
-        self.arena: _core.Arena | None = None
-        self.why = ""
-        if pin is None:
-            wanted = torch.cuda.is_available() and torch.cuda.is_initialized()
-        else:
-            wanted = pin
-        if not wanted:
-            return
         if not torch.cuda.is_available():
             raise StokerError("pin=True needs a GPU, and torch finds none: leave it out")
-        try:
-            registered = _Registered(store.arena(batches * _pages(batch_bytes)))
-        except StokerError as error:
-            if pin:
-                raise
-            self.why = f"batches are not pinned: {error}"
-            return
-        self.arena = registered.arena
+        registered = _Registered(store.arena(batches * _pages(batch_bytes)))
+        self.arena: _core.Arena = registered.arena
         weakref.finalize(loader, _gone, registered).atexit = False  # memory ends with the process
 
 
