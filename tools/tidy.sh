@@ -9,7 +9,7 @@ tidy=$(command -v clang-tidy-14 || command -v clang-tidy) || {
   echo "stoker tidy: clang-tidy is missing; install it with: apt-get install clang-tidy-14" >&2
   exit 1
 }
-# What changed since, but for the commits that only laid lines out anew.
+# What changed since, but for the commits that a script made of every file (they were looked at whole).
 changed() {
   git rev-list --no-merges "$since..HEAD" | grep -vxFf .git-blame-ignore-revs |
     git diff-tree --stdin --no-commit-id --name-only --diff-filter=AM -r
