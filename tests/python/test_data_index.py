@@ -240,14 +240,14 @@ def test_a_damaged_index_is_an_error_or_says_the_same(tmp_path):
         path.write_bytes(whole[:size])
         with pytest.raises((Corruption, InvalidArgument)):
             read(path)
-    refused = 0
+    refused, threads = 0, _core.PipelineThreads(1, 1)
     for at in range(len(whole)):
         broken = bytearray(whole)
         broken[at] ^= 0x41
         path.write_bytes(broken)
         try:  # arrays have no checksum: what they say is looked at when a sample is asked for
             table = read(path).table()
-            reader = _core.BatchReader([(_memory_store(), table, None, [])], 1)
+            reader = _core.BatchReader([(_memory_store(), table, None, [])], 1, 1 << 20, threads)
             reader.read_samples(0, np.zeros(1, np.uint64)).wait()
         except (Corruption, InvalidArgument, Mismatch, NotFound):
             refused += 1
