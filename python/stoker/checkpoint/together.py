@@ -129,6 +129,8 @@ class Passing:
     def next(self) -> torch.Tensor:
         """The next tensor of this owner, whole, in host memory."""
         while True:
+            if self._error is not None:
+                raise self._error
             with contextlib.suppress(queue.Empty):
                 return self._arrived.get(timeout=0.2)
             if not self._thread.is_alive() and self._arrived.empty():
@@ -154,16 +156,28 @@ class Passing:
                         f"{weight.spec.name} was changed while it was being saved; change tensors"
                         ' between handle.wait("copied") and the next save, or pass staging="full"'
                     )
-            self._error = edited
+            self._error = self._error or edited
         except BaseException as error:
             self._error = error
+            # else the others would wait for what this rank does not send, or does not take
+            self._together.back.leave(f"rank {self._together.rank} cannot pass tensors: {error}")
+
+    def _mine(self, weight: Weight) -> torch.Tensor:
+        """What this rank has of it. Zeros where that cannot be read: the others wait for it, and
+        hear of the error once all has passed."""
+        if not isinstance(weight.tensor, Away):
+            return weight.tensor
+        try:
+            return weight.tensor.bring()
+        except StokerError as error:
+            self._error = self._error or error
+            spec = weight.tensor.spec
+            return torch.zeros(spec.shape, dtype=spec.dtype, device="cpu")
 
     def _pass(self, tag: int, weight: Weight) -> None:
         rank, line = self._together.rank, self._together.back
         parts = {r: part for r, part in weight.division.parts.items() if not part.empty}
-        mine = None
-        if rank in parts:
-            mine = weight.tensor.bring() if isinstance(weight.tensor, Away) else weight.tensor
+        mine = self._mine(weight) if rank in parts else None
         if weight.owner != rank:
             if mine is not None:
                 line.send(_bytes(mine.cpu().contiguous()), weight.owner, tag)
