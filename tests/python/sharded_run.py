@@ -18,6 +18,8 @@ import stoker
 from fsdp_run import Odd
 from models import batch, loss_of
 from stoker.checkpoint.divided import Divided
+from stoker.checkpoint.parts import Plane
+from stoker.checkpoint.state import Run
 
 
 class Uneven(Odd):
@@ -297,6 +299,101 @@ def goes_on_and_saves(tell, rank, world, store, run) -> None:
         left = [name for name in opt._session.planes.store.info()["snapshots"] if "check" in name]
         tell(left=left)
         opt.close()
+
+
+def names_in(opt) -> list[str]:
+    return sorted(opt._session.planes.store.info()["snapshots"])
+
+
+def counts_otherwise(tell, rank, world, store, run, steps, label) -> None:
+    """Goes on from the newest, and saves under a number that is no count of steps."""
+    with stoker.Checkpoints(store, keep=5) as ckpt:
+        model, opt = offloaded(world, run, checkpoints=ckpt, restore=ckpt)
+        tell(step=opt.step_count, digests=all_of(model, opt), names=names_in(opt))
+        trained(model, opt, range(opt.step_count, opt.step_count + steps))
+        was = all_of(model, opt)
+        ckpt.save(label, optimizer=opt).wait(timeout=60)
+        tell(digests=was)
+        opt.close()
+
+
+def dies_behind_restore(tell, rank, world, store, run, victim) -> None:
+    """Restores; the first commit behind that comes on all ranks but `victim`, which is killed."""
+    with stoker.Checkpoints(store) as ckpt:
+        model, opt = offloaded(world, run, restore=ckpt, resume="auto")
+        trained(model, opt, range(opt.step_count, opt.step_count + 1))
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        opt.flush()
+
+
+def cannot_read_its_store(tell, rank, world, store, run, victim) -> None:
+    """A save in which rank `victim` cannot read its weights, and the next one."""
+    ckpt = stoker.Checkpoints(store, keep=5)
+    model, opt = offloaded(world, run, checkpoints=ckpt)
+    trained(model, opt, range(1))
+    fetch = Plane._fetch
+
+    def damaged(self, chunk):
+        if self._key.startswith("w/"):
+            raise stoker.errors.Corruption("a bit is flipped")
+        fetch(self, chunk)
+
+    if rank == victim:
+        Plane._fetch = damaged
+    try:
+        ckpt.save(1, optimizer=opt).wait(timeout=50)
+    except stoker.errors.StokerError as error:
+        tell(failed=type(error).__name__, text=str(error))
+    Plane._fetch = fetch
+    with contextlib.suppress(stoker.errors.StokerError):
+        ckpt.save(1, optimizer=opt)  # it raises what failed
+    ckpt.save(1, optimizer=opt).wait(timeout=50)
+    tell(names=[str(name) for name in ckpt._tiers[0].folders()])
+    ckpt.close()
+    opt.close()
+
+
+class Journal:
+    """A store that drops no snapshot."""
+
+    def __init__(self, store) -> None:
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def drop(self, *given):
+        raise stoker.errors.IoError("the journal takes nothing")
+
+
+def drops_no_name(tell, rank, world, store, run, victim) -> None:
+    """A save behind which rank `victim` cannot drop the name of the step that was copied."""
+    ckpt = stoker.Checkpoints(store, keep=5)
+    model, opt = offloaded(world, run, checkpoints=ckpt)
+    trained(model, opt, range(1))
+    if rank == victim:
+        Run.store = property(lambda run: Journal(run.session.planes.store))
+    ckpt.save(1, optimizer=opt).wait(timeout=50)
+    ckpt.wait()
+    tell(names=[str(name) for name in ckpt._tiers[0].folders()])
+    ckpt.close()
+    opt.close()
+
+
+def restores_of(tell, rank, world, stores, steps=None, run=None) -> None:
+    """Each rank restores from a store of its own, or a step of its own."""
+    step = steps and steps[rank]
+    try:
+        with stoker.Checkpoints(stores[rank]) as ckpt:
+            if run is not None:
+                model, opt = offloaded(world, run, restore=ckpt.at(step) if step else ckpt)
+                tell(step=opt.step_count)
+            else:
+                model, opt = made(world, "float32", 0, None)
+                tell(step=ckpt.restore(model=model, optimizer=opt, step=step).step)
+    except stoker.errors.StokerError as error:
+        tell(failed=type(error).__name__, text=str(error))
 
 
 def dies_in_restore(tell, rank, world, store, run, victim) -> None:

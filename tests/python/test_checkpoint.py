@@ -21,7 +21,6 @@ from faults import ONE_THREAD
 from stoker import errors
 from stoker.checkpoint import Edited, parts
 from stoker.checkpoint.pace import Pace
-from stoker.checkpoint.reading import Wanted
 from stoker.ckpt import cli as ckpt_cli
 
 HERE = Path(__file__).parent
@@ -737,27 +736,106 @@ def test_a_bucket_copies_what_is_not_trained(s3):
         assert_same(other, copied(model))
 
 
-def test_two_runs_in_one_save_have_planes_of_their_own(folder, tmp_path):
-    """Planes of one chunk and of the same name, which follow each other in the pack."""
-    runs = {}
-    for number in (1, 2):
-        model = nn.Linear(32, 32, bias=False)
-        given = {"store": tmp_path / str(number), "dram": "64MiB", "snapshots": 1}
-        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        model, opt = stoker.offload(model, opt, **given)
-        (model(torch.ones(1, 32)).sum() * number).backward()
+def small_run(store: Path, **given) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(32, 32, bias=False)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return stoker.offload(model, opt, store=store, dram="64MiB", **{"snapshots": 1, **given})
+
+
+def small_steps(model: nn.Module, opt: torch.optim.Optimizer, count: int) -> None:
+    for _ in range(count):
+        model(torch.ones(1, 32)).sum().backward()
         opt.step()
-        runs[str(number)] = opt
+        opt.zero_grad()
+
+
+def test_two_runs_in_one_save_are_refused(folder, tmp_path):
+    """Their weights may have the same names, and no store takes both back."""
+    runs = {number: small_run(tmp_path / number)[1] for number in ("1", "2")}
     with checkpoints(folder) as ckpt:
-        ckpt.save(1, optimizer=runs).wait()
-        (reader,) = ckpt.readers()
-        planes = [piece for piece in reader.manifest.state if ":m/" in piece.name]
-        found = []
-        for piece in planes:
-            held = torch.empty(32 * 32)
-            wanted = Wanted(piece.offset, held.nbytes, held.data_ptr())
-            reader.copy(piece.file, [wanted])
-            found.append(held.unique().tolist())
-    assert found == [[1.0], [2.0]]
+        with pytest.raises(errors.Unsupported, match=r"optimizer\.1 and optimizer\.2 belong to 2"):
+            ckpt.save(1, optimizer=runs)
+        ckpt.save(1, optimizer=runs["2"]).wait()
     for opt in runs.values():
+        assert opt._session.planes.store.info()["snapshots"] == {}
         opt.close()
+
+
+def test_a_step_is_that_of_the_run_whatever_save_was_given(folder, tmp_path):
+    """An epoch, say: what is newer is told by the run's own count."""
+    with checkpoints(folder) as ckpt:
+        model, opt = small_run(tmp_path / "first")
+        small_steps(model, opt, 3)
+        ckpt.save(1, optimizer=opt).wait()
+        opt.close()
+        model, opt = small_run(tmp_path / "second")
+        small_steps(model, opt, 2)
+        opt.close()
+        model, opt = small_run(tmp_path / "second", restore=ckpt)
+        assert opt.step_count == 3
+        ckpt.save(100, optimizer=opt).wait()
+        small_steps(model, opt, 2)
+        expected = copied(model)
+        opt.close()
+        model, opt = small_run(tmp_path / "second", restore=ckpt)
+        assert opt.step_count == 5  # a newer step in the store wins
+        assert_same(model, expected)
+        opt.close()
+
+
+def test_two_checkpoints_of_one_run_do_not_take_each_others_step(folder, tmp_path, monkeypatch):
+    begin, read = threading.Event(), parts.Plane.read
+
+    def wait(self, *args):
+        assert begin.wait(60)
+        read(self, *args)
+
+    monkeypatch.setattr(parts.Plane, "read", wait)
+    model, opt = small_run(tmp_path / "run")
+    with checkpoints(folder) as one, checkpoints(f"dir:{tmp_path}/far") as two:
+        small_steps(model, opt, 1)
+        first = one.save(1, optimizer=opt)
+        small_steps(model, opt, 1)
+        threading.Timer(0.2, begin.set).start()
+        second = two.save(2, optimizer=opt)  # waits for the first to have read its step
+        first.wait()
+        second.wait()
+    opt.close()
+
+
+def test_checkpoints_that_are_closed_begin_no_run_anew(folder, tmp_path):
+    _, opt = small_run(tmp_path / "run")
+    with checkpoints(folder) as ckpt:
+        ckpt.save(1, optimizer=opt).wait()
+    opt.close()
+    with pytest.raises(errors.InvalidArgument, match="these checkpoints are closed"):
+        small_run(tmp_path / "again", restore=ckpt)
+
+
+def test_a_checkpoint_of_a_run_in_memory_says_how_to_go_on(folder, tmp_path):
+    model = nn.Linear(32, 32, bias=False)
+    with checkpoints(folder) as ckpt:
+        ckpt.save(1, model=model).wait()
+        with pytest.raises(errors.Mismatch, match=r"call ckpt\.restore\(.*\) first, and then"):
+            small_run(tmp_path / "run", restore=ckpt)
+
+
+def test_a_restore_does_not_write_over_a_run_of_another_model(folder, tmp_path):
+    other = nn.Linear(16, 16)
+    given = {"store": tmp_path / "other", "dram": "64MiB"}
+    other, opt = stoker.offload(other, torch.optim.SGD(other.parameters(), lr=0.1), **given)
+    expected = copied(other)
+    opt.close()
+    with checkpoints(folder) as ckpt:
+        model, opt = small_run(tmp_path / "run")
+        small_steps(model, opt, 1)
+        ckpt.save(1, optimizer=opt).wait()
+        opt.close()
+        with pytest.raises(errors.Mismatch, match="restore= would fill holds another model"):
+            small_run(tmp_path / "other", restore=ckpt)
+    other = nn.Linear(16, 16)
+    opt = torch.optim.SGD(other.parameters(), lr=0.1)
+    other, opt = stoker.offload(other, opt, resume=True, **given)
+    assert_same(other, expected)
+    opt.close()

@@ -273,3 +273,65 @@ def test_kill_9_between_the_stores_that_a_restore_fills(tmp_path, older):
     assert told[0][-1]["error"] == "RankLost", told
     for (line,) in ran(tmp_path, 2, sharded_run.offload_load, **given):
         assert line["digests"] == saved[0][0]["digests"] and line["step"] == 3
+
+
+def test_the_number_of_a_save_is_not_the_step_of_its_run(tmp_path):
+    """save() takes any number: that of an epoch, say. Ranks agree on the run's own count."""
+    given = {"store": tmp_path / "ckpt", "run": tmp_path / "run"}
+    saved = ran(tmp_path, 2, sharded_run.counts_otherwise, steps=2, label=50, **given)
+    given["run"] = tmp_path / "again"
+    group = Group(tmp_path, 2, sharded_run.dies_behind_restore, victim=1, **given)
+    told = group.finish()
+    assert group.codes() == [1, -9], told
+    told = ran(tmp_path, 2, sharded_run.counts_otherwise, steps=3, label=60, **given)
+    for line, _ in told:  # rank 0 went back to what both had
+        assert line["step"] == 2 and line["digests"] == saved[0][1]["digests"]
+        assert line["names"] == ["agreed-2"]
+    given["store"] = tmp_path / "older"  # of which step 50 is a run at step 1
+    ran(
+        tmp_path,
+        2,
+        sharded_run.counts_otherwise,
+        steps=1,
+        label=50,
+        **(given | {"run": tmp_path / "x"}),
+    )
+    for line, _ in ran(tmp_path, 2, sharded_run.counts_otherwise, steps=0, label=51, **given):
+        assert line["step"] == 5 and line["digests"] == told[0][1]["digests"]
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=SOAK), 1])
+def test_a_rank_that_cannot_read_its_store_fails_the_save_on_all(tmp_path, victim):
+    """The others hear of it at once, and do not wait for its weights."""
+    given = {"store": tmp_path / "ckpt", "run": tmp_path / "run", "victim": victim}
+    told = ran(tmp_path, 2, sharded_run.cannot_read_its_store, **given)
+    for rank, (failed, after) in enumerate(told):
+        assert failed["failed"] == "Corruption" and "a bit is flipped" in failed["text"], told
+        assert (f"rank {victim}" in failed["text"]) == (rank != victim)
+        assert [name[:11] for name in after["names"]] == ["step-000001"]
+
+
+def test_a_copied_step_that_keeps_its_name_fails_no_save(tmp_path):
+    given = {"store": tmp_path / "ckpt", "run": tmp_path / "run", "victim": 1}
+    for (line,) in ran(tmp_path, 2, sharded_run.drops_no_name, **given):
+        assert [name[:11] for name in line["names"]] == ["step-000001"]
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_ranks_that_want_different_checkpoints_are_told(tmp_path, offloads):
+    """Of folders that they do not share, and of different steps: all raise, none begins anew."""
+    folder, given = str(tmp_path / "ckpt"), {}
+    if offloads:
+        given = {"run": tmp_path / "again"}
+        ran(tmp_path, 2, sharded_run.offload_save, store=folder, run=tmp_path / "run")
+    else:
+        ran(tmp_path, 2, sharded_run.save, store=folder)
+    stores = [folder, str(tmp_path / "mine")]
+    for (line,) in ran(tmp_path, 2, sharded_run.restores_of, stores=stores, **given):
+        assert line["failed"] == "Corruption", line
+        assert "rank 1 does not find step-000003" in line["text"], line
+        assert "give all ranks one folder or bucket that they share" in line["text"]
+    stores, steps = [folder, folder], [3, 2]
+    for (line,) in ran(tmp_path, 2, sharded_run.restores_of, stores=stores, steps=steps, **given):
+        assert line["failed"] == "Mismatch", line
+        assert "different steps (3, 2)" in line["text"], line

@@ -57,7 +57,7 @@ from stoker.errors import (
 from stoker.offload.storage import record
 from stoker.offload.model.blocks import Block
 from stoker.offload.ranks.agreement import Agreement
-from stoker.offload.ranks.ranks import sharded_modules
+from stoker.offload.ranks.ranks import Ranks, sharded_modules
 from stoker.offload.run.optimizer import OffloadedOptimizer
 from stoker.offload.division.amounts import parse_bytes
 from stoker.offload.run.snapshots import check_room_to_copy
@@ -394,6 +394,12 @@ class Checkpoints:
                 objects[key] = each
             else:
                 runs.append(run)
+        if len(runs) > 1:
+            raise Unsupported(
+                f"{' and '.join(run.name for run in runs)} belong to {len(runs)} runs of"
+                " stoker.offload(), and a checkpoint holds one; give each run a stoker.Checkpoints"
+                " with a folder of its own"
+            )
         for key, each in {
             **({"loader": loader} if loader is not None else {}),
             **_extras(extra),
@@ -701,18 +707,18 @@ class Checkpoints:
         self, ranks: Together, step: int | None, model: nn.Module, *wanted: Any
     ) -> Restored | None:
         """All ranks load the same one, or go on to the same older one."""
-        readers = self.readers(step)
+        readers, passed = self.readers(step), None
         while True:
             found = None
             if ranks.leads:
                 found = ranks.front.guard("restore", lambda: next(readers, None))
-            told = ranks.front.exchange("restore", facts=found and str(found.manifest.name))[0]
+            told, _ = self._agreed(ranks.front, step, found)
             if told is None:
-                self._none_was_sound(step)
+                self._none_for_all(ranks.front, step, passed)
                 return None
             restored, error, begin = None, None, time.monotonic()
             try:
-                reader = found or self._reader_of(Name.of(told))
+                reader = found or self._reader_of(Name.of(told), ranks.rank)
                 restored = self._load(reader, model, *wanted)
             except (Corruption, NotFound) as caught:
                 error = caught
@@ -723,10 +729,41 @@ class Checkpoints:
             if not any(errors):
                 self._learn(reader, time.monotonic() - begin)
                 return restored
-            _skipped(error or StokerError(next(filter(None, errors))))
+            passed = _first(errors)
+            _skipped(error or StokerError(passed))
 
-    def _reader_of(self, name: Name) -> Reader:
+    def _agreed(
+        self, line: Ranks, step: int | None, found: Reader | None, count: int | None = None
+    ) -> tuple[str | None, int | None]:
+        """Which checkpoint rank 0 has found, and what it counts there. Mismatch if the ranks want
+        different steps."""
+        mine = {"step": step, "name": found and str(found.manifest.name), "count": count}
+        told = line.exchange("restore", facts=mine)
+        if any(each["step"] != told[0]["step"] for each in told):
+            wanted = ", ".join(str(each["step"] or "the newest") for each in told)
+            raise Mismatch(
+                f"the ranks want the checkpoints of different steps ({wanted}); give all of them"
+                " the same"
+            )
+        return told[0]["name"], told[0]["count"]
+
+    def _none_for_all(self, line: Ranks, step: int | None, passed: str | None) -> None:
+        """Raises on all ranks where one of them finds that there were checkpoints."""
+        error: StokerError | None = None
+        try:
+            self._none_was_sound(step, passed)
+        except StokerError as caught:
+            error = caught
+        line.exchange("none", error)
+
+    def _reader_of(self, name: Name, rank: int) -> Reader:
         """Of the first tier that has it sound."""
+        if all(name not in tier.folders() for tier in self._tiers):
+            where = ", ".join(tier.composition for tier in self._tiers)
+            raise NotFound(
+                f"rank {rank} does not find {name} in {where}, and rank 0 does; give all ranks one"
+                " folder or bucket that they share"
+            )
         error: StokerError | None = None
         for i, tier in enumerate(self._tiers):
             try:
@@ -736,8 +773,11 @@ class Checkpoints:
                 error = error or caught
         raise error
 
-    def _none_was_sound(self, step: int | None) -> None:
-        """Raises where there were checkpoints: to begin anew would lose them."""
+    def _none_was_sound(self, step: int | None, passed: str | None = None) -> None:
+        """Raises where there were checkpoints: to begin anew would lose them. `passed`: why ranks
+        passed over the last that one of them found sound."""
+        if passed is not None:
+            raise Corruption(f"there is no checkpoint that all ranks can read; the last: {passed}")
         if step is not None:
             raise NotFound(
                 f"no tier has a sound checkpoint of step {step}; `stoker ckpt ls` shows what"
@@ -811,7 +851,7 @@ class Checkpoints:
         like: dict[int, torch.Tensor] = {}
         for key, thing in optimizers.items():
             like |= places_of(manifest, key, thing)
-        rng = f"rng.{self._ranks.rank}" if self._ranks is not None else "rng"
+        rng = f"rng.{_rank()}"  # also where this rank asks for a loader's state alone
         rng = rng if rng in manifest.objects else "rng"
         loaded = reader.objects([*things, *values, rng], like=like)
         for key, thing in optimizers.items():
@@ -845,17 +885,19 @@ class Checkpoints:
         given. For stoker.offload(), which knows its blocks, and the ranks that share the model."""
         self._finish()
         self._raise_failure()
+        self._check_open()
         if agreement is not None:
             return self._fill_together(store, blocks, agreement, step)
         there, begin = planes.step_in(store), time.monotonic()
         for reader in self.readers(step):
             self._learn(reader, 0.0)
-            if step is None and there is not None and there >= reader.manifest.step:
+            if step is None and there is not None and there >= planes.step_of(reader):
                 return False
             if divided := is_divided(reader):
                 run = Divided(reader, blocks, None)
             else:
                 planes.check_model(reader, blocks)
+            planes.check_not_another(store, blocks)
             try:
                 if divided:
                     run.stage(store, self._ring.plane).commit("durable").wait()
@@ -875,19 +917,23 @@ class Checkpoints:
         line = agreement.ranks
         readers, leads = self.readers(step), line.rank == 0
         there, begin = planes.step_in(store), time.monotonic()
+        passed: str | None = None
         while True:
             found = line.guard("restore", lambda: next(readers, None)) if leads else None
-            told = line.exchange("restore", facts=found and str(found.manifest.name))[0]
+            # in the run's own count: save() takes any number
+            count = line.guard("restore", lambda: planes.step_of(found)) if found else None
+            told, count = self._agreed(line, step, found, count)
             if told is None:
-                self._none_was_sound(step)
+                self._none_for_all(line, step, passed)
                 return False
-            name = Name.of(told)
-            if step is None and there is not None and there >= name.step:
+            if step is None and there is not None and there >= count:
                 return False
             txn = error = None
             try:
-                reader = found or self._reader_of(name)
-                txn = Divided(reader, blocks, agreement).stage(store, self._ring.plane)
+                reader = found or self._reader_of(Name.of(told), line.rank)
+                run = Divided(reader, blocks, agreement)
+                planes.check_not_another(store, blocks)
+                txn = run.stage(store, self._ring.plane)
             except (Corruption, NotFound) as caught:
                 error = caught
             except BaseException as caught:
@@ -901,13 +947,14 @@ class Checkpoints:
                 raise
             if not any(errors):
                 txn.commit("durable").wait()
-                agreement.restored(name.step)
+                agreement.restored(count)
                 self._learn(reader, 0.0)
                 self._pace.restart = time.monotonic() - begin
                 return True
             if txn is not None:
                 txn.abandon()
-            _skipped(error or StokerError(next(filter(None, errors))))
+            passed = _first(errors)
+            _skipped(error or StokerError(passed))
 
     def _check_open(self) -> None:
         if not self._tiers:
@@ -1116,6 +1163,7 @@ def _make_room(run: Run) -> None:
     """For one more step in the store. An error where there is none."""
     session, store = run.session, run.store
     session.check_open()
+    session.reads.wait()  # other Checkpoints may copy a step: its name must stay
     left = [each for each in store.info()["snapshots"] if each.startswith(_SNAPSHOT)]
     for each in left:  # of a process that was killed
         store.drop(each).wait()
@@ -1129,8 +1177,20 @@ def _drop(runs: list[Run]) -> None:
         try:
             if run.snapshot in run.store.info()["snapshots"]:
                 run.store.drop(run.snapshot, "deferred").wait()
+        except StokerError as error:  # the checkpoint is as good without it
+            log.warning("a step that was copied keeps its name until the next save: %s", error)
         finally:
             run.read.set()
+
+
+def _rank() -> int:
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if there else 0
+
+
+def _first(errors: list[str | None]) -> str:
+    """The first of what ranks told, with its rank."""
+    return next(f"rank {rank}: {each}" for rank, each in enumerate(errors) if each)
 
 
 def _skipped(error: BaseException) -> None:

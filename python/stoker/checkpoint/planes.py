@@ -26,17 +26,41 @@ def run_in(reader: Reader) -> dict[str, Any]:
     runs = reader.manifest.offloaded
     if len(runs) != 1:
         raise Mismatch(
-            f"{reader.where} holds no run of stoker.offload(); offload the model first, and then "
-            "call ckpt.restore(model=..., optimizer=...)"
+            f"{reader.where} holds no run of stoker.offload(); call ckpt.restore(model=...,"
+            " optimizer=...) first, and then stoker.offload() without restore="
             if not runs
             else f"{reader.where} holds {len(runs)} offloaded runs; one store takes one"
         )
     return next(iter(runs.values()))
 
 
+def step_of(reader: Reader) -> int:
+    """How many steps the run had made there. save() may have been given another number."""
+    run = run_in(reader)
+    try:
+        return int(run.get("ranks", [run])[0]["state"]["step"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        where = reader.where
+        raise Corruption(f"{where}: the manifest breaks the format of a run ({error!r})") from error
+
+
 def check_model(reader: Reader, blocks: list[Block]) -> None:
     if problem := difference(record.decode(run_in(reader)["model"]), signature(blocks)):
         raise Mismatch(f"{reader.where} holds another model: {problem}; give the right model")
+
+
+def check_not_another(store: Any, blocks: list[Block]) -> None:
+    """Mismatch where the store holds a run of another model, which a restore would remove."""
+    try:
+        there = record.load(store.read_bytes(META_MODEL))
+    except NotFound:
+        return
+    named = lambda blocks: {p[0]: (p[1], b["dtype"]) for b in blocks for p in b["params"]}
+    if named(there["blocks"]) != named(signature(blocks)["blocks"]):
+        problem = difference(there, signature(blocks))
+        raise Mismatch(
+            f"the store that restore= would fill holds another model: {problem}; give another store"
+        )
 
 
 def write_run(reader: Reader, store: Any, buffer: Buffer) -> None:

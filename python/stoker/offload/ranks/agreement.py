@@ -145,15 +145,16 @@ def judge(found: list[dict[str, Any]]) -> int | None:
         if each["world"] != len(found):
             raise Mismatch(
                 f"the run in {each['path']} was made by {each['world']} processes, and these are"
-                f" {len(found)}; resume it with as many"
+                f" {len(found)}; resume it with as many, or take it to a new store by a checkpoint"
+                " (restore=)"
             )
     first = holders[0]
     for rank, each in enumerate(found):
         if each["run"] is None:
             raise Mismatch(
                 f"rank {rank} finds no run in {each['path']}, but {first['path']} holds one at"
-                f" step {first['step']}. Give each rank the folders it had, or empty folders to"
-                " all of them to start anew"
+                f" step {first['step']}. Give each rank the folders it had. If they are lost, give"
+                " all ranks empty folders, to go on from a checkpoint (restore=) or to start anew"
             )
         if each["rank"] != rank:
             raise Mismatch(

@@ -174,7 +174,7 @@ class Ranks:
         if any(each["point"] != point for each in told):
             self._lost = (
                 "the ranks are at different points: "
-                + ", ".join(f"rank {rank} at {each['point']!r}" for rank, each in enumerate(told))
+                + ", ".join(f"rank {rank} at {_place(each)}" for rank, each in enumerate(told))
                 + f"; {self._rule}"
             )
             raise self._gone()
@@ -295,6 +295,14 @@ def telling(error: Exception) -> StokerError:
     told = StokerError(f"{type(error).__name__}: {error}")
     told.__cause__ = error
     return told
+
+
+def _place(told: dict[str, Any]) -> str:
+    """The point of a rank, and why it is there if it failed."""
+    if told["error"] is None:
+        return repr(told["point"])
+    name, text = told["error"]
+    return f"{told['point']!r}, where it raised {name} ({text})"
 
 
 def _of_rank(rank: int, name: str, text: str) -> StokerError:

@@ -20,10 +20,13 @@ class Reads:
         """Somebody reads the store until then."""
         self._under_way = [*(each for each in self._under_way if not each.is_set()), done]
 
-    def end(self) -> None:
-        """Waits for them. What they read has lost its name, which the next commit carries."""
+    def wait(self) -> None:
         for done in self._under_way:
             done.wait()
+
+    def end(self) -> None:
+        """Waits for them. What they read has lost its name, which the next commit carries."""
+        self.wait()
         if self._under_way:
             with contextlib.suppress(StokerError):  # the next save drops it
                 self._store.begin().commit("durable").wait()
