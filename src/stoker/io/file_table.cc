@@ -7,7 +7,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <bit>
 #include <cerrno>
 
 #include "stoker/base/bytes.h"
@@ -167,9 +167,30 @@ Status open_file(const OpenFile& request, FileTable::File* file) {
 }  // namespace
 
 FileTable::~FileTable() {
-  for (const File& file : files_) {
-    if (file.fd >= 0) ::close(file.fd);
+  for (size_t id = 0; id < places_; ++id) {
+    if (place(id).open) ::close(place(id).file.fd);
   }
+}
+
+size_t FileTable::room_of(size_t place) {
+  return static_cast<size_t>(std::bit_width(place / kFirst + 1)) - 1;
+}
+
+FileTable::Place& FileTable::place(size_t id) const {
+  const size_t room = room_of(id);
+  return rooms_[room][id + kFirst - (kFirst << room)];
+}
+
+size_t FileTable::free_place() {
+  const size_t all = places_;
+  for (size_t id = 0; id < all; ++id) {
+    if (!place(id).open) return id;
+  }
+  const size_t room = room_of(all);
+  STOKER_CHECK(room < kRooms);
+  rooms_[room] = std::vector<Place>(kFirst << room);
+  places_.store(all + (kFirst << room), std::memory_order_release);
+  return all;
 }
 
 Result<FileInfo> FileTable::open(const OpenFile& request) {
@@ -185,32 +206,31 @@ Result<FileInfo> FileTable::open(const OpenFile& request) {
 
 FileInfo FileTable::add(File file) {
   MutexLock lock(mutex_);
-  auto place = std::find_if(files_.begin(), files_.end(), [](const File& f) { return f.fd < 0; });
-  if (place == files_.end()) place = files_.emplace(files_.end());
-  file.info.id = static_cast<FileId>(place - files_.begin());
-  *place = std::move(file);
-  return place->info;
+  const size_t id = free_place();
+  Place& free = place(id);
+  file.info.id = static_cast<FileId>(id);
+  free.file = std::move(file);
+  free.open.store(true, std::memory_order_release);
+  return free.file.info;
 }
 
 Status FileTable::close(FileId id) {
   MutexLock lock(mutex_);
-  if (id < 0 || static_cast<size_t>(id) >= files_.size() ||
-      files_[static_cast<size_t>(id)].fd < 0) {
+  if (find(id) == nullptr)
     return fail(Code::invalid_argument, "no file is open under the id {}", id);
-  }
-  File& file = files_[static_cast<size_t>(id)];
-  const int result = ::close(file.fd);
+  Place& closed = place(static_cast<size_t>(id));
+  closed.open = false;
+  const int result = ::close(closed.file.fd);
   const int error = errno;
-  const std::string path = std::move(file.path);
-  file = File{};
+  const std::string path = std::move(closed.file.path);
+  closed.file = File{};
   return result == 0 || error == EINTR ? Status{} : fail(error, "closing '{}' failed", path);
 }
 
 const FileTable::File* FileTable::find(FileId id) const {
-  MutexLock lock(mutex_);
-  if (id < 0 || static_cast<size_t>(id) >= files_.size()) return nullptr;
-  const File& file = files_[static_cast<size_t>(id)];
-  return file.fd < 0 ? nullptr : &file;
+  if (id < 0 || static_cast<size_t>(id) >= places_.load(std::memory_order_acquire)) return nullptr;
+  const Place& found = place(static_cast<size_t>(id));
+  return found.open.load(std::memory_order_acquire) ? &found.file : nullptr;
 }
 
 bool startable(Op& op, const FileTable::File* file) {

@@ -2,8 +2,9 @@
 // says plainly why not.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,13 +21,14 @@ namespace stoker {
 class FileTable {
  public:
   struct File {
-    int fd = -1;  // -1: this place is free
+    int fd = -1;
     FileInfo info;
     std::string path;
     bool write = false;
     // Of an NVMe namespace that takes commands: what it is, and where the file begins in it.
     std::optional<nvme::Space> space;
     uint64_t base = 0;
+    size_t drive = 0;  // which of its drives, of an engine that has several
   };
 
   FileTable() = default;
@@ -39,12 +41,23 @@ class FileTable {
   FileInfo add(File file);
   Status close(FileId id);
   // The file, or null; stays valid until close(id), which may come only when nothing is in flight
-  // on it.
+  // on it. Takes no lock: engines ask for each op.
   const File* find(FileId id) const;
 
  private:
-  mutable Mutex mutex_;
-  std::deque<File> files_ GUARDED_BY(mutex_);  // never shrinks, so that pointers hold
+  struct Place {
+    std::atomic<bool> open{false};
+    File file;  // changes only while it is not open
+  };
+  // Room k has 64 << k places, once it is made; then it never moves.
+  static constexpr size_t kFirst = 64, kRooms = 20;
+  static size_t room_of(size_t place);
+  Place& place(size_t id) const;
+  size_t free_place() REQUIRES(mutex_);
+
+  Mutex mutex_;  // of those that open and close
+  mutable std::array<std::vector<Place>, kRooms> rooms_;
+  std::atomic<size_t> places_{0};  // in the rooms that are made
 };
 
 // Why `op` cannot be started on `file` (null: unknown id), as the op's error; true if it can.

@@ -76,29 +76,25 @@ VfioEngine::~VfioEngine() {
 Result<FileInfo> VfioEngine::open(const OpenFile& request) {
   STOKER_ASSIGN(const Target target, parse_target(request.path));
   STOKER_ASSIGN(const Place place, parse_place(target.device, request.path));
-  STOKER_ASSIGN(Drive * drive, drive_at(place.address));
-  auto space = drive->driver->space(place.space);
+  STOKER_ASSIGN(const size_t drive, drive_at(place.address));
+  auto space = drives_[drive]->driver->space(place.space);
   if (!space) return space.error().with("cannot open '" + request.path + "'");
   FileTable::File file;
   STOKER_TRY(fill_in(file, request, target, *space));
   file.fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);  // a descriptor marks an open file
   if (file.fd < 0) return fail(errno, "cannot open '{}'", request.path);
-  const FileInfo info = files_.add(std::move(file));
-  std::lock_guard lock(mutex_);
-  const auto at = static_cast<size_t>(info.id);
-  if (of_file_.size() <= at) of_file_.resize(at + 1);
-  of_file_[at] = drive;
-  return info;
+  file.drive = drive;
+  return files_.add(std::move(file));
 }
 
 Status VfioEngine::close(FileId file) { return files_.close(file); }
 
 // The drive of that address, started where it is new. It stays until the engine ends.
-Result<VfioEngine::Drive*> VfioEngine::drive_at(const std::string& address) {
-  std::lock_guard lock(mutex_);
+Result<size_t> VfioEngine::drive_at(const std::string& address) {
+  MutexLock lock(mutex_);
   const size_t made = drives();
   for (size_t i = 0; i < made; ++i) {
-    if (drives_[i]->driver->address() == address) return drives_[i].get();
+    if (drives_[i]->driver->address() == address) return i;
   }
   if (made == kDrivesMax) return fail(Code::unsupported, "one engine drives 16 drives at most");
   if (!bus_) {
@@ -111,57 +107,59 @@ Result<VfioEngine::Drive*> VfioEngine::drive_at(const std::string& address) {
   for (const auto& [id, region] : arenas_) {
     if (region.at == 0) map_arena(id);
   }
-  return drives_[made].get();
+  return made;
 }
 
-// Each arena once, for all drives. Under mutex_.
+// Each arena once, for all drives.
 void VfioEngine::map_arena(int32_t id) {
   Region& region = arenas_.at(id);
   const auto at = bus_->map_arena(id, region.data, region.bytes);
   if (at) region.at = *at;
+  arenas_changed_.store(true, std::memory_order_release);
   if (!at) log().warn("{}: each transfer maps its memory", at.error().message());
 }
 
 Status VfioEngine::adopt(const Arena& arena) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!arenas_.emplace(arena.id(), Region{arena.data(), arena.size(), 0}).second) return {};
   if (bus_ && drives() > 0) map_arena(arena.id());
   return {};
 }
 
 Status VfioEngine::unadopt(const Arena& arena) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = arenas_.find(arena.id());
   if (found == arenas_.end()) return {};
   if (found->second.at != 0) bus_->give_back_arena(arena.id());
   arenas_.erase(found);
+  arenas_changed_.store(true, std::memory_order_release);
   return {};
 }
 
-// Where drives see the bytes, if their arena is mapped; else 0.
-uint64_t VfioEngine::find(const Slice& bytes) const {
-  std::lock_guard lock(mutex_);
-  const auto found = arenas_.find(bytes.arena);
-  if (found == arenas_.end() || found->second.at == 0) return 0;
+// Where drives see the bytes, if their arena is mapped; else 0. Takes the lock after a change only.
+uint64_t VfioEngine::find(const Slice& bytes) {
+  if (arenas_changed_.load(std::memory_order_acquire)) {
+    MutexLock lock(mutex_);
+    arenas_changed_ = false;
+    known_arenas_ = arenas_;
+  }
+  const auto found = known_arenas_.find(bytes.arena);
+  if (found == known_arenas_.end() || found->second.at == 0) return 0;
   const Region& region = found->second;
   const auto offset = static_cast<uint64_t>(bytes.data - region.data);
   if (bytes.data < region.data || offset + bytes.size > region.bytes) return 0;
   return region.at + offset;
 }
 
-VfioEngine::Drive& VfioEngine::drive_of(FileId file) const {
-  std::lock_guard lock(mutex_);
-  return *of_file_[static_cast<size_t>(file)];
-}
-
 size_t VfioEngine::submit(std::span<Op* const> ops) {
   const size_t taken = std::min<size_t>(ops.size(), depth_ - in_flight_);
   if (in_flight_ == 0) waits_since_ns_ = 0;
+  batch_ns_ = now();
   in_flight_ += static_cast<uint32_t>(taken);
   for (Op* op : ops.first(taken)) {
     const FileTable::File* file = files_.find(op->file);
     if (startable(*op, file) && in_file(*op, file->info.bytes, file->path)) {
-      start(*op);
+      start(*op, *file);
     } else {
       failed_.push(*op);
     }
@@ -171,11 +169,10 @@ size_t VfioEngine::submit(std::span<Op* const> ops) {
 }
 
 // What waits for room comes first.
-void VfioEngine::start(Op& op) {
-  Drive& drive = drive_of(op.file);
+void VfioEngine::start(Op& op, const FileTable::File& file) {
+  Drive& drive = *drives_[file.drive];
   if (drive.gone) {
-    fail(op, drive.lost->sys_errno, files_.find(op.file)->path,
-         "the drive was given up: " + drive.lost->what);
+    fail(op, drive.lost->sys_errno, file.path, "the drive was given up: " + drive.lost->what);
     return failed_.push(op);
   }
   drive.waiting.push(op);
@@ -211,7 +208,7 @@ void VfioEngine::send(Drive& drive, Op& op) {
     }
   }
   if (!quiet()) vfio_counters_.loud_ops.add(1);
-  drive.driver->send(op, command, at, now(), quiet());
+  drive.driver->send(op, command, at, batch_ns_, quiet());
 }
 
 // The drive is done with the memory of the op's command.
@@ -256,11 +253,14 @@ size_t VfioEngine::reap() {
       }
       Op& op = *done.op;
       end(op);
-      if (repeat(drive, done)) continue;
-      drive.resets = 0;
       const FileTable::File& file = *files_.find(op.file);
+      if (repeat(drive, done)) {
+        start(op, file);
+        continue;
+      }
+      drive.resets = 0;
       if (!settle(op, done.status, *file.space, file.path, counters_)) {
-        start(op);
+        start(op, file);
         continue;
       }
       if (!repeats_.empty()) repeats_.erase(&op);
@@ -296,7 +296,8 @@ size_t VfioEngine::poll(uint64_t wait_ns) {
 
 // Once there is something to take: how long that was waited for.
 void VfioEngine::book_wait() {
-  const uint64_t waited = waits_since_ns_ == 0 ? 0 : now() - waits_since_ns_;
+  batch_ns_ = now();
+  const uint64_t waited = waits_since_ns_ == 0 ? 0 : batch_ns_ - waits_since_ns_;
   waits_since_ns_ = 0;
   mean_wait_ns_ = (7 * mean_wait_ns_ + waited) / 8;
 }
@@ -352,7 +353,6 @@ bool VfioEngine::repeat(Drive& drive, const Driver::Done& done) {
   if (!done.aborted || (done.status & 0x7FF) != kAborted || drive.gone) return false;
   if (++repeats_[done.op] > options_.repeats_max) return false;
   counters_.retries.add(1);
-  start(*done.op);
   return true;
 }
 

@@ -11,11 +11,11 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/io/engine.h"
 #include "stoker/io/file_table.h"
 #include "stoker/io/nvme/driver.h"
@@ -77,11 +77,10 @@ class VfioEngine final : public Engine {
 
   VfioEngine(uint32_t depth, int wake_fd, const VfioOptions& options)
       : depth_(depth), wake_fd_(wake_fd), options_(options) {}
-  Result<Drive*> drive_at(const std::string& address);
-  void map_arena(int32_t id);
-  uint64_t find(const Slice& bytes) const;
-  Drive& drive_of(FileId file) const;
-  void start(Op& op);
+  Result<size_t> drive_at(const std::string& address);
+  void map_arena(int32_t id) REQUIRES(mutex_);
+  uint64_t find(const Slice& bytes);
+  void start(Op& op, const FileTable::File& file);
   void start_waiting(Drive& drive);
   void send(Drive& drive, Op& op);
   void end(Op& op);
@@ -105,20 +104,22 @@ class VfioEngine final : public Engine {
   const VfioOptions options_;
   VfioCounters vfio_counters_;
   FileTable files_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<Bus> bus_;                    // guarded by mutex_
-  std::unordered_map<int32_t, Region> arenas_;  // guarded by mutex_; at 0: not mapped
-  std::vector<Drive*> of_file_;                 // guarded by mutex_
+  Mutex mutex_;
+  std::shared_ptr<Bus> bus_;                                       // made with the first drive
+  std::unordered_map<int32_t, Region> arenas_ GUARDED_BY(mutex_);  // at 0: not mapped
+  std::atomic<bool> arenas_changed_{false};
   std::array<std::unique_ptr<Drive>, kDrivesMax> drives_;
   std::atomic<size_t> drives_made_{0};
   std::atomic<bool> woken_{false}, sleeping_{false};
   // Of the polling thread.
   OpList failed_;
+  std::unordered_map<int32_t, Region> known_arenas_;  // arenas_ as of its last change
   std::unordered_map<Op*, Mapped> mapped_;
   std::unordered_map<Op*, uint32_t> repeats_;  // of ops whose command was aborted
   uint32_t in_flight_ = 0;
   uint64_t waits_since_ns_ = 0;     // for an answer, with none to take; 0: it does not
   uint64_t mean_wait_ns_ = 20'000;  // of late; 0 is a wait that found one there
+  uint64_t batch_ns_ = 0;  // a clock may cost more than a command: it is read once for many
   uint64_t watched_ns_ = 0;
 };
 

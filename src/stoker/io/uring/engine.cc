@@ -184,8 +184,7 @@ void UringEngine::prepare(Op& op) {
 }
 
 // The same as one command of the drive. Its answer is a status; settle() reads it.
-void UringEngine::prepare_command(io_uring_sqe& sqe, const Op& op,
-                                  const FileTable::File& file) const {
+void UringEngine::prepare_command(io_uring_sqe& sqe, const Op& op, const FileTable::File& file) {
   const nvme::Command command = nvme::command_of(op, *file.space, file.base);
   std::memset(&sqe, 0, 2 * sizeof sqe);
   nvme_uring_cmd raw{};

@@ -39,7 +39,7 @@ class UringEngine final : public Engine {
  private:
   UringEngine(uint32_t depth, int wake_fd) : depth_(depth), wake_fd_(wake_fd), registry_(&ring_) {}
   Status start();
-  void prepare_command(io_uring_sqe& sqe, const Op& op, const FileTable::File& file) const;
+  void prepare_command(io_uring_sqe& sqe, const Op& op, const FileTable::File& file);
   bool settle(Op& op, int outcome, bool registered);
   io_uring_sqe* slot();
   void prepare(Op& op);

@@ -85,6 +85,7 @@ void UringRegistry::add(const Arena& arena) {
     if (result == static_cast<int>(count)) {
       regions_.emplace(arena.id(),
                        Region{arena.data(), arena.size(), static_cast<uint32_t>(first)});
+      changed_.store(true, std::memory_order_release);
       return;
     }
     free_slots(static_cast<uint32_t>(first), count);
@@ -104,13 +105,18 @@ void UringRegistry::remove(const Arena& arena) {
   if (region == regions_.end()) return;
   free_slots(region->second.first_slot, slots_of(region->second.size));
   regions_.erase(region);
+  changed_.store(true, std::memory_order_release);
 }
 
-int UringRegistry::find(const Slice& bytes) const {
+int UringRegistry::find(const Slice& bytes) {
   if (bytes.arena < 0) return -1;
-  MutexLock lock(mutex_);
-  const auto found = regions_.find(bytes.arena);
-  if (found == regions_.end()) return -1;
+  if (changed_.load(std::memory_order_acquire)) {
+    MutexLock lock(mutex_);
+    changed_ = false;
+    known_ = regions_;
+  }
+  const auto found = known_.find(bytes.arena);
+  if (found == known_.end()) return -1;
   const Region& region = found->second;
   const auto at = static_cast<uint64_t>(bytes.data - region.data);
   if (bytes.data < region.data || at + bytes.size > region.size) return -1;

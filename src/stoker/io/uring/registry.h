@@ -5,6 +5,7 @@
 
 #include <liburing.h>
 
+#include <atomic>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -31,8 +32,9 @@ class UringRegistry {
 
   void add(const Arena& arena);
   void remove(const Arena& arena);
-  // The slot of the table in which [bytes.data, bytes.data + bytes.size) lies, or -1.
-  int find(const Slice& bytes) const;
+  // The slot of the table in which [bytes.data, bytes.data + bytes.size) lies, or -1. Of the
+  // polling thread; it takes the lock after a change only.
+  int find(const Slice& bytes);
 
  private:
   struct Region {
@@ -46,11 +48,13 @@ class UringRegistry {
   io_uring* const ring_;
   uint32_t files_ = 0;       // size of the file table; 0: none
   bool has_memory_ = false;  // there is a table of memory
-  mutable Mutex mutex_;
+  Mutex mutex_;
   // taken; empty: no table. Its size is fixed by start().
   std::vector<bool> slots_ GUARDED_BY(mutex_);
   std::unordered_map<int32_t, Region> regions_ GUARDED_BY(mutex_);  // by Arena::id()
   bool refusal_logged_ GUARDED_BY(mutex_) = false;
+  std::atomic<bool> changed_{false};           // regions_ did
+  std::unordered_map<int32_t, Region> known_;  // of the polling thread: as of the last change
 };
 
 }  // namespace stoker
