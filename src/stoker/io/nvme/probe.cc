@@ -96,9 +96,11 @@ class Reads {
       refill(at);
       way_.engine->poll(1'000'000'000);
       at = now();
+      book(at);
     } while (at - begin < limit_ns && !error_);
     ready_.clear();
     while (active_ > 0) way_.engine->poll(1'000'000'000);
+    book(now());
     const auto ns = static_cast<double>(now() - begin);
     if (error_) return *error_;
     ReadPoint point;
@@ -147,10 +149,17 @@ class Reads {
       return;
     }
     ++transfers_;
-    if (times_.size() < kTimesMax)
-      times_.push_back(
-          static_cast<uint32_t>(std::min<uint64_t>(now() - read.began_ns, UINT32_MAX)));
+    begun_.push_back(read.began_ns);
     ready_.push_back(&read.op);
+  }
+
+  // The times of what came since the last time: a look at the clock may cost as much as a transfer.
+  void book(uint64_t at_ns) {
+    for (const uint64_t began_ns : begun_) {
+      if (times_.size() == kTimesMax) break;
+      times_.push_back(static_cast<uint32_t>(std::min<uint64_t>(at_ns - began_ns, UINT32_MAX)));
+    }
+    begun_.clear();
   }
 
   double percentile(double part) const {
@@ -164,6 +173,7 @@ class Reads {
   const uint64_t blocks_;
   std::vector<Read> ops_;
   std::vector<Op*> ready_;
+  std::vector<uint64_t> begun_;  // when the reads began that came since book()
   std::vector<uint32_t> times_;
   std::optional<Error> error_;
   uint64_t next_ = 0, transfers_ = 0;

@@ -17,7 +17,7 @@ struct ReadPoint {
   uint32_t depth = 0;
   uint64_t transfers = 0;
   double iops = 0, bytes_per_second = 0;
-  double p50_us = 0, p99_us = 0, p999_us = 0;  // of the time from submit() to done()
+  double p50_us = 0, p99_us = 0, p999_us = 0;  // from submit() to the end of its poll()
   double cpu_seconds_per_gb = 0, cpu_seconds_per_million = 0;  // of the whole process
   double syscalls_per_transfer = 0;                            // as the engine counts them
   double copies_per_transfer = 0;                              // 0 past the page cache
