@@ -362,6 +362,30 @@ TEST_F(ReadingPacked, SourcesShareTheMemoryOfTheirStore) {
   EXPECT_EQ(memory.used(), 0);
 }
 
+TEST_F(ReadingPacked, ReadersOfOneStoreGiveUpWhatTheyKeepForEachOther) {
+  Budget memory(cap_for(kRaw + stored_[0].bytes + 10));  // one shard at a time
+  const BatchSource source{store_.get(), shards(), std::nullopt, {}, &memory};
+  const auto one = BatchReader::make({source}, 2).value();
+  const auto other = BatchReader::make({source}, 2).value();
+  for (uint64_t i = 0; i < 3; ++i) {
+    expect_right(*one->read({{{0, 10 * i}}, {}, {}}).batch.wait().value());
+    expect_right(*other->read({{{0, 10 * i + 1}}, {}, {}}).batch.wait().value());
+  }
+}
+
+TEST_F(ReadingPacked, ReadersOfOneStoreWaitForWhatTheOthersHaveUnderWay) {
+  Budget memory(cap_for(kRaw + stored_[0].bytes + 10));
+  const BatchSource source{store_.get(), shards(), std::nullopt, {}, &memory};
+  std::vector<std::unique_ptr<BatchReader>> readers;
+  for (int i = 0; i < 3; ++i) readers.push_back(BatchReader::make({source}, 2).value());
+  std::vector<Future<BatchPtr>> all;
+  for (uint64_t i = 0; i < 300; ++i)
+    all.push_back(readers[i % 3]->read({{{0, i * 7 % 30}, {0, i * 11 % 30}}, {}, {}}).batch);
+  for (const auto& each : all) expect_right(*each.wait().value());
+  readers.clear();
+  EXPECT_EQ(memory.used(), 0);
+}
+
 TEST_F(ReadingPacked, TooLittleMemoryIsAnErrorAndNotAWait) {
   Budget memory(cap_for(2 * kRaw + 2 * stored_[0].bytes));
   const auto reader =

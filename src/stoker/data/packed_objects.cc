@@ -53,6 +53,19 @@ class PackedObjects::Rest {
 PackedObjects::PackedObjects(std::vector<PackedSource> sources, uint64_t most, PipelineTasks& tasks)
     : sources_(std::move(sources)), tasks_(tasks), asked_(sources_.size()) {
   for (size_t i = 0; i < sources_.size(); ++i) limits_.push_back(std::make_unique<Budget>(most));
+  MutexLock lock(common_mutex);
+  all().push_back(this);
+}
+
+PackedObjects::~PackedObjects() {
+  MutexLock lock(common_mutex);
+  std::erase(all(), this);
+  objects_.clear();
+}
+
+std::vector<PackedObjects*>& PackedObjects::all() {
+  static auto* all = new std::vector<PackedObjects*>;
+  return *all;
 }
 
 Future<uint64_t> PackedObjects::read(uint32_t source, std::span<const Piece> pieces, Slice into) {
@@ -70,7 +83,7 @@ Future<uint64_t> PackedObjects::read(uint32_t source, std::span<const Piece> pie
   Future<uint64_t> all = rest->future();
   std::vector<std::pair<std::shared_ptr<Object>, Waiter>> ready;
   {
-    MutexLock lock(mutex_);
+    MutexLock lock(common_mutex);
     for (const Piece& piece : plain) asked_[source].first += piece.bytes;
     asked_[source].second += plain.size();
     for (auto& [number, of] : by_object) {
@@ -106,20 +119,37 @@ Future<uint64_t> PackedObjects::read(uint32_t source, std::span<const Piece> pie
 }
 
 std::pair<uint64_t, uint64_t> PackedObjects::take_asked(uint32_t source) {
-  MutexLock lock(mutex_);
+  MutexLock lock(common_mutex);
   return std::exchange(asked_[source], {});
 }
 
-// Fetches what there is memory for. Once the waiters of what failed are told, their owner may end
-// all of this: that comes last.
+// Fetches what there is memory for; those that wait for it come first. Once the waiters of what
+// failed are told, their owner may end all of this: that comes last.
 void PackedObjects::go_on(std::optional<Failed> failed) {
-  std::vector<Failed> all;
-  if (failed) all.push_back(std::move(*failed));
-  std::vector<Start> starts;
+  std::vector<Todo> todo;
   {
-    MutexLock lock(mutex_);
-    while (auto more = admit(starts)) all.push_back(std::move(*more));
+    MutexLock lock(common_mutex);
+    std::vector<PackedObjects*> order = all();
+    std::erase_if(order, [this](const PackedObjects* each)
+                             REQUIRES(common_mutex) { return each == this || each->turn_ == 0; });
+    std::sort(order.begin(), order.end(),
+              [](const PackedObjects* a, const PackedObjects* b)
+                  REQUIRES(common_mutex) { return a->turn_ < b->turn_; });
+    order.push_back(this);
+    for (PackedObjects* each : order) todo.push_back(each->admit());
+    if (failed) todo.back().failed.push_back(std::move(*failed));
   }
+  for (const Todo& each : todo) {
+    if (!each.starts.empty()) each.of->start(each.starts);
+  }
+  for (const Todo& each : todo) {
+    for (const Failed& one : each.failed) {
+      for (const Waiter& waiter : one.waiters) waiter.rest->done(one.error);
+    }
+  }
+}
+
+void PackedObjects::start(const std::vector<Start>& starts) {
   for (const auto& [id, object] : starts) {
     const Piece whole{id.number, 0, table(id).packed(id.number).bytes, 0};
     sources_[id.source]
@@ -128,34 +158,37 @@ void PackedObjects::go_on(std::optional<Failed> failed) {
           fetched(id, object, when);
         });
   }
-  for (const Failed& each : all) {
-    for (const Waiter& waiter : each.waiters) waiter.rest->done(each.error);
-  }
 }
 
-// Takes objects out of the queue as long as there is memory; what cannot have enough of it.
-std::optional<PackedObjects::Failed> PackedObjects::admit(std::vector<Start>& starts) {
+// Takes objects out of the queue as long as there is memory; what cannot have enough of it fails.
+PackedObjects::Todo PackedObjects::admit() {
+  Todo todo{this, {}, {}};
   while (!queue_.empty()) {
     const Id id = queue_.front();
     if (auto error = too_large(id)) {
       queue_.pop_front();
-      return give_up(id, std::move(*error));
+      todo.failed.push_back(give_up(id, std::move(*error)));
+      continue;
     }
     const uint64_t packed = table(id).packed(id.number).bytes;
     const uint64_t raw = table(id).object_bytes(id.number);
     const std::shared_ptr<Object>& object = objects_.at(id);
-    if (!make_room(id, packed, object->packed_memory) || !make_room(id, raw, object->raw_memory)) {
-      object->packed_memory = {};
-      if (under_way_ != 0) return {};
-      // All that is kept here was forgotten: others have the memory, and may keep it.
+    Budget* const budget = sources_[id.source].budget;
+    if (!room_for(id, *object)) {
+      if (under_way_ != 0) return todo;
+      if (has_to_wait(budget)) {
+        if (turn_ == 0) turn_ = ++turn_count;
+        return todo;
+      }
+      // All that is kept was forgotten: others have the memory, and may keep it.
       queue_.pop_front();
-      const Budget& budget = *sources_[id.source].budget;
-      return give_up(
+      todo.failed.push_back(give_up(
           id,
           fail(Code::over_budget,
                "{} needs {} bytes to be fetched and unpacked, but of the {} that its store may "
                "take (dram=) only {} are left for that: open the store with more{}",
-               name(id), raw + packed, human_bytes(budget.cap()), left_of(budget), kUnpackOnce));
+               name(id), raw + packed, human_bytes(budget->cap()), left_of(*budget), kUnpackOnce)));
+      continue;
     }
     queue_.pop_front();
     object->packed = AlignedBytes(packed);
@@ -163,9 +196,49 @@ std::optional<PackedObjects::Failed> PackedObjects::admit(std::vector<Start>& st
     asked_[id.source].first += packed;
     ++asked_[id.source].second;
     ++under_way_;
-    starts.push_back({id, object});
+    todo.starts.push_back({id, object});
   }
-  return {};
+  turn_ = 0;
+  return todo;
+}
+
+// Reserves all that the object needs, unless others are first.
+bool PackedObjects::room_for(const Id& id, Object& object) {
+  const auto others = sharing(sources_[id.source].budget);
+  const bool first = std::none_of(others.begin(), others.end(),
+                                  [this](const PackedObjects* other)
+                                      REQUIRES(common_mutex) { return other->is_before(*this); });
+  const bool room = first &&
+                    make_room(id, table(id).packed(id.number).bytes, object.packed_memory) &&
+                    make_room(id, table(id).object_bytes(id.number), object.raw_memory);
+  if (!room) object.packed_memory = {};
+  return room;
+}
+
+bool PackedObjects::is_before(const PackedObjects& other) const {
+  return turn_ != 0 && (other.turn_ == 0 || turn_ < other.turn_);
+}
+
+// Whether others will have memory to give: each of those calls go_on() then. The first of those
+// that wait does so for one that has something under way.
+bool PackedObjects::has_to_wait(const Budget* budget) {
+  const auto others = sharing(budget);
+  return std::any_of(others.begin(), others.end(),
+                     [this](const PackedObjects* other) REQUIRES(common_mutex) {
+                       return other->under_way_ != 0 || other->is_before(*this);
+                     });
+}
+
+// The others that take memory of that store.
+std::vector<PackedObjects*> PackedObjects::sharing(const Budget* budget) const {
+  std::vector<PackedObjects*> found;
+  if (budget == nullptr) return found;
+  std::copy_if(
+      all().begin(), all().end(), std::back_inserter(found), [&](const PackedObjects* each) {
+        return each != this && std::any_of(each->sources_.begin(), each->sources_.end(),
+                                           [&](const auto& one) { return one.budget == budget; });
+      });
+  return found;
 }
 
 // More than there can be.
@@ -210,8 +283,21 @@ bool PackedObjects::make_room(const Id& id, uint64_t bytes, Reserved& reserved) 
         return true;
       }
     }
-    if (!forget_oldest(id, true)) return false;
+    if (forget_oldest(id, true)) continue;
+    if (under_way_ != 0 || !forget_oldest_of_others(budget)) return false;
   }
+}
+
+bool PackedObjects::forget_oldest_of_others(const Budget* budget) {
+  for (PackedObjects* other : sharing(budget)) {
+    for (uint32_t source = 0; source < other->sources_.size(); ++source) {
+      if (other->sources_[source].budget == budget) {
+        if (other->forget_oldest({source, 0}, true)) return true;
+        break;
+      }
+    }
+  }
+  return false;
 }
 
 // Of the same source, or of all whose stores have the same memory.
@@ -246,7 +332,7 @@ void PackedObjects::fetched(const Id& id, const std::shared_ptr<Object>& object,
     object->fetched = *when;
     return tasks_.run([this, id, object] { unpack_one(id, object); });
   }
-  MutexLock lock(mutex_);
+  MutexLock lock(common_mutex);
   --under_way_;
   Failed failed = give_up(id, when.error());
   lock.unlock();
@@ -257,7 +343,7 @@ void PackedObjects::unpack_one(const Id& id, const std::shared_ptr<Object>& obje
   const auto& [packing, packed] = table(id).packed(id.number);
   const Status unpacked = unpack(packing, object->packed.span().first(packed),
                                  object->raw.span().first(table(id).object_bytes(id.number)));
-  MutexLock lock(mutex_);
+  MutexLock lock(common_mutex);
   if (!unpacked) {
     const Error& why = unpacked.error();
     --under_way_;
@@ -292,10 +378,10 @@ void PackedObjects::copy(const std::shared_ptr<Object>& object, const Waiters& w
   }
   const uint64_t fetched = object->fetched;
   {
-    MutexLock lock(mutex_);
+    MutexLock lock(common_mutex);
     --object->used_by;
     --under_way_;
-    object->last_used = ++uses_;
+    object->last_used = ++use_count;
   }
   for (const Waiter& waiter : waiters) waiter.rest->done(fetched);
 }

@@ -5,6 +5,9 @@
 // Memory is reserved before an object is asked for. Objects wait for it in one queue over all
 // sources. What is under way, or kept, makes room for the first one sooner or later; where nothing
 // is left that could, it is the error over_budget. So nothing waits for ever.
+//
+// Several may share the memory of a store. One with nothing under way gets what the others keep,
+// or else waits for what they have under way; they start nothing more before it had its turn.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +45,7 @@ class PackedObjects {
   // most: bytes of each source for what is kept and for what is on its way, compressed and
   // unpacked.
   PackedObjects(std::vector<PackedSource> sources, uint64_t most, PipelineTasks& tasks);
+  ~PackedObjects();
   PackedObjects(const PackedObjects&) = delete;
   PackedObjects& operator=(const PackedObjects&) = delete;
 
@@ -89,29 +93,44 @@ class PackedObjects {
     Waiters waiters;
     Error error;
   };
+  // What is to be done once the mutex is free.
+  struct Todo {
+    PackedObjects* of = nullptr;
+    std::vector<Start> starts;
+    std::vector<Failed> failed;
+  };
 
+  static std::vector<PackedObjects*>& all() REQUIRES(common_mutex);  // of this process
   const SampleTable& table(const Id& id) const { return *sources_[id.source].table; }
   std::string name(const Id& id) const { return "'" + table(id).keys()[id.number] + "'"; }
   void go_on(std::optional<Failed> failed = {});
-  std::optional<Failed> admit(std::vector<Start>& starts) REQUIRES(mutex_);
+  Todo admit() REQUIRES(common_mutex);
+  bool room_for(const Id& id, Object& object) REQUIRES(common_mutex);
+  bool is_before(const PackedObjects& other) const REQUIRES(common_mutex);
+  bool has_to_wait(const Budget* budget) REQUIRES(common_mutex);
+  std::vector<PackedObjects*> sharing(const Budget* budget) const REQUIRES(common_mutex);
+  void start(const std::vector<Start>& starts);
   std::optional<Error> too_large(const Id& id) const;
-  bool make_room(const Id& id, uint64_t bytes, Reserved& reserved) REQUIRES(mutex_);
-  bool forget_oldest(const Id& of, bool of_store) REQUIRES(mutex_);
-  void forget(Objects::iterator object) REQUIRES(mutex_);
+  bool make_room(const Id& id, uint64_t bytes, Reserved& reserved) REQUIRES(common_mutex);
+  bool forget_oldest(const Id& of, bool of_store) REQUIRES(common_mutex);
+  bool forget_oldest_of_others(const Budget* budget) REQUIRES(common_mutex);
+  void forget(Objects::iterator object) REQUIRES(common_mutex);
   void fetched(const Id& id, const std::shared_ptr<Object>& object, const Result<uint64_t>& when);
   void unpack_one(const Id& id, const std::shared_ptr<Object>& object);
-  Failed give_up(const Id& id, Error error) REQUIRES(mutex_);
+  Failed give_up(const Id& id, Error error) REQUIRES(common_mutex);
   void copy(const std::shared_ptr<Object>& object, const Waiters& waiters);
 
   const std::vector<PackedSource> sources_;
   std::vector<std::unique_ptr<Budget>> limits_;  // of each source
   PipelineTasks& tasks_;
-  Mutex mutex_;
-  Objects objects_ GUARDED_BY(mutex_);
-  std::deque<Id> queue_ GUARDED_BY(mutex_);  // objects that wait for memory
-  size_t under_way_ GUARDED_BY(mutex_) = 0;  // fetches and copies: go_on() follows each
-  uint64_t uses_ GUARDED_BY(mutex_) = 0;
-  std::vector<std::pair<uint64_t, uint64_t>> asked_ GUARDED_BY(mutex_);  // bytes, requests
+  static inline Mutex common_mutex;  // of all in this process
+  static inline uint64_t use_count GUARDED_BY(common_mutex) = 0, turn_count
+                                                                 GUARDED_BY(common_mutex) = 0;
+  uint64_t turn_ GUARDED_BY(common_mutex) = 0;  // it waits for the others' memory; 0: it does not
+  Objects objects_ GUARDED_BY(common_mutex);
+  std::deque<Id> queue_ GUARDED_BY(common_mutex);  // objects that wait for memory
+  size_t under_way_ GUARDED_BY(common_mutex) = 0;  // fetches and copies: go_on() follows each
+  std::vector<std::pair<uint64_t, uint64_t>> asked_ GUARDED_BY(common_mutex);  // bytes, requests
 };
 
 }  // namespace stoker::data
