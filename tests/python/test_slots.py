@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import io
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import stoker
-from stoker.data import Jpeg, Loader, Rows, Tokens, slots
+from stoker.data import Files, Jpeg, Loader, Rows, Tokens, slots
 from stoker.data.slots import batch_bytes
 from stoker.errors import InvalidArgument, OverBudget, StokerError
 
@@ -22,6 +25,10 @@ class Cuda:
     def __init__(self) -> None:
         self.status = 0
         self.known: dict[int, int] = {}  # address -> bytes
+        self.events, self.copying = 0, False  # copying: no event comes
+
+    def event(self) -> Event:
+        return Event(self)
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
         if not self.status:
@@ -37,9 +44,21 @@ class Cuda:
         return any(begin <= first and last <= begin + size for begin, size in self.known.items())
 
 
+class Event:
+    def __init__(self, of: Cuda) -> None:
+        self._of = of
+
+    def record(self) -> None:
+        self._of.events += 1
+
+    def query(self) -> bool:
+        return not self._of.copying
+
+
 @pytest.fixture
 def cuda(monkeypatch):
     fake = Cuda()
+    monkeypatch.setattr(torch.cuda, "Event", fake.event)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
     return fake
@@ -71,6 +90,44 @@ def test_batches_are_pinned_as_long_as_somebody_has_them(store, cuda):
     gc.collect()
     while cuda.known:  # batches that were on their way come back
         slots._sweep()
+
+
+@pytest.mark.parametrize("view", [lambda batch: batch, lambda batch: batch[2:, :-1]])
+def test_memory_is_not_used_again_while_it_is_copied(store, cuda, view):
+    loader = Loader(Tokens(store, "t.npy", 100), batch=8, shuffle=False, ahead=1, pin=True)
+    cuda.copying = True
+    copied = []  # what a copy on the stream still reads: address, and what is there
+    for batch in loader:
+        part = view(batch)
+        del batch
+        copied.append((part.data_ptr(), int(part[0, 0])))
+        del part
+    assert cuda.events == 8
+    assert len({address for address, _ in copied}) == 8
+    for address, first in copied:
+        assert ctypes.c_int64.from_address(address).value == first
+    del loader
+    gc.collect()
+    assert len(cuda.known) == 1
+    cuda.copying = False
+    slots._sweep()
+    assert cuda.known == {}
+
+
+def test_images_are_held_while_they_are_copied(store, cuda):
+    image = io.BytesIO()
+    Image.new("RGB", (20, 20), (255, 0, 0)).save(image, "JPEG")
+    for number in range(6):
+        put(store, f"i/{number}.jpg", image.getvalue())
+    loader = Loader(Files(store, "i/"), batch=2, decode=Jpeg(10), ahead=1, pin=True)
+    cuda.copying = True
+    places = set()
+    for batch in loader:
+        places.add(batch["image"].data_ptr())
+        del batch
+    assert len(places) == 3 and cuda.events == 3
+    cuda.copying = False
+    loader.close()
 
 
 def test_nothing_is_pinned_unless_it_is_asked_for(store, cuda):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from stoker.errors import Corruption, InvalidArgument
 
 from .account import Stages
 from .stored import Reading
+
+if TYPE_CHECKING:
+    from .slots import Slots
 
 Colours = tuple[float, float, float]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation
@@ -99,8 +102,11 @@ class Decoded(dict[str, Any]):
 class Decoding:
     """A batch whose images are on their way."""
 
-    def __init__(self, jpeg: Jpeg, reading: Reading, images: _core.Images) -> None:
-        self._jpeg, self._reading, self._images = jpeg, reading, images
+    def __init__(
+        self, jpeg: Jpeg, reading: Reading, images: _core.Images, slots: Slots | None
+    ) -> None:
+        """slots: where images lie, as far as there is room."""
+        self._jpeg, self._reading, self._images, self._slots = jpeg, reading, images, slots
         self.samples = reading.samples
 
     def ready(self) -> bool:
@@ -124,7 +130,8 @@ class Decoding:
                 )
             jpeg.leave_out(name, why)
         kind = torch.uint8 if jpeg.normalise is None else torch.float32
-        pixels = torch.from_numpy(images.memory).view(kind)
+        memory = images.memory if self._slots is None else self._slots.lend(images.memory)
+        pixels = torch.from_numpy(memory).view(kind)
         shape = (len(images.kept), jpeg.height, jpeg.width, 3)
         batch = Decoded(image=pixels.view(shape).permute(0, 3, 1, 2))
         batch.kept = images.kept

@@ -75,8 +75,8 @@ class Loader:
     decode, at most; half of the cores that the process may use by default. There is one to begin
     with. Another one comes while the loop waits and those that are there are busy, and goes again
     when they were idle for a while (threads.py). Give it where several ranks share a machine.
-    pin: batches lie in memory that CUDA knows. Keep such a batch until a copy of it is over: its
-    memory is used again when nobody has it any more (docs/data.md).
+    pin: batches lie in memory that CUDA knows. It is used again when nobody has the batch any more,
+    and what the current stream was given until then is over (docs/data.md).
 
     The order is a pure function of (samples, seed, position). It depends neither on ranks nor on
     threads, so a resume may have other ranks, as long as batch x ranks is the same. `state_dict()`
@@ -154,7 +154,8 @@ class Loader:
             if threads is None:
                 raise InvalidArgument("pin=True needs sources whose samples lie in stores")
             each = batch_bytes(sources, batch, decode)
-            slots = Slots(self, sources[0].store, each, ahead + 2)  # and one with the loop
+            # and one with the loop, and one that is copied
+            slots = Slots(self, sources[0].store, each, ahead + 3)
         self._batches = _Batches(
             sources,
             order,
@@ -170,7 +171,7 @@ class Loader:
             ahead,
             unpacked_bytes,
             threads,
-            slots.arena if slots is not None else None,
+            slots,
         )
         self._scaling = Scaling(threads) if threads is not None else None
         self.account = Account(ahead, self._scaling)  # what waits cost, and what gave the bytes
@@ -448,7 +449,7 @@ class _Batches:
         ahead: int,
         unpacked_bytes: int,
         threads: _core.PipelineThreads | None,  # where sources lie in stores
-        arena: _core.Arena | None,
+        slots: Slots | None,
     ) -> None:
         self.order, self.size, self.endless = order, size, endless
         self._sources, self._rank, self._ranks = sources, rank, ranks
@@ -457,10 +458,11 @@ class _Batches:
             raise InvalidArgument("decode= needs sources whose samples lie in stores (Tar, Files)")
         self._stored = self._decoder = None
         if threads is not None:
-            of_samples = arena if decode is None else None  # else it is for the images
+            of_samples = slots if decode is None else None  # else they are for the images
             self._stored = StoredSources(sources, ahead, unpacked_bytes, threads, of_samples)
-        self._jpeg = decode
+        self._jpeg, self._slots = decode, slots
         if decode is not None:
+            arena = slots.arena if slots is not None else None
             self._decoder = decode.decoder(seed, ahead, threads, arena)
         self._seed, self._workers = seed, workers
         if workers is not None and collate is None:
@@ -490,7 +492,7 @@ class _Batches:
         read = self._stored.read(self.order, begin, end) if self._stored else None
         if self._decoder is not None:
             images = read.decoded_by(self._decoder, begin, self.order.count or 0)
-            read = Decoding(self._jpeg, read, images)
+            read = Decoding(self._jpeg, read, images, self._slots)
         if read is not None and self._collate is None:
             return read
         if self._workers is not None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Several
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from stoker import _core
+
+if TYPE_CHECKING:
+    from .slots import Slots
 
 UNPACKED_BYTES = 256 << 20  # memory of a source for compressed objects
 Places = list[tuple[int, int]]  # offset and bytes of each part of a sample, in a batch's memory
@@ -94,17 +97,18 @@ class StoredSources:
         ahead: int,
         unpacked_bytes: int = UNPACKED_BYTES,
         threads: _core.PipelineThreads | None = None,
-        arena: _core.Arena | None = None,
+        slots: Slots | None = None,
     ) -> None:
-        """threads: None is one of their own. arena: where batches lie, as far as there is room."""
+        """threads: None is one of their own. slots: where batches lie, as far as there is room."""
         self.sources = sources
         self._reader = _core.BatchReader(
             [(each.store, each.table, each.integers, _compared(each)) for each in sources],
             ahead + 1,  # and the one that the loop has
             unpacked_bytes,
             threads or _core.PipelineThreads(1, 1),
-            arena,
+            slots.arena if slots is not None else None,
         )
+        self._slots = slots
         kinds = {each.kind for each in sources}
         self.alike = len(kinds) == 1 and None not in kinds
         # What the stores were asked for, by batches that are there.
@@ -113,6 +117,10 @@ class StoredSources:
     def read(self, order: _core.Sequence, first: int, last: int) -> Reading:
         """The samples at positions [first, last)."""
         return Reading(self, self._reader.read(order, first, last), last - first)
+
+    def memory(self, batch: _core.Batch) -> np.ndarray:
+        """Of a batch that is there."""
+        return batch.memory if self._slots is None else self._slots.lend(batch.memory)
 
     def read_samples(self, samples: np.ndarray) -> Reading:
         """Samples of the only source."""
@@ -143,12 +151,12 @@ class Reading:
     def raw(self) -> tuple[np.ndarray, list[Places]]:
         """Waits for it: its memory, and where the parts of each sample lie there."""
         self._batch.wait()
-        return self._batch.memory, self._batch.places
+        return self._of.memory(self._batch), self._batch.places
 
     def each(self, which: Several[int]) -> list[Any]:
         """Some samples of it, once it is there; the tensors keep its memory."""
         memory, places, (sources, samples) = (
-            self._batch.memory,
+            self._of.memory(self._batch),
             self._batch.places,
             self._batch.picks,
         )
@@ -175,7 +183,7 @@ class Reading:
         bytes_, ranges = self._batch.asked
         self._of.read_bytes += bytes_
         self._of.read_ranges += ranges
-        memory = self._batch.memory
+        memory = self._of.memory(self._batch)
         if self._of.alike:
             return self._of.sources[0].rows(memory, len(self._batch))
         sources, samples = self._batch.picks
