@@ -317,6 +317,42 @@ void send(int socket, remote::Request request) {
   EXPECT_EQ(remote::send(socket, *message, true), remote::Sent::all);
 }
 
+remote::Answer answer(int socket) {
+  const auto packet = remote::receive(socket, remote::kAnswerMax);
+  if (!packet || !*packet) return {};
+  return std::move(*remote::decode_answer(std::as_bytes(std::span((*packet)->body))));
+}
+
+// Page by page, by turns. Of more than eight the one told longest ago is listed anew.
+TEST_F(Remote, SeveralListsOfOneClientAreToldAtOnce) {
+  options_.list_bytes = 1;  // an object a page
+  start();
+  for (const char* key : {"a/1", "a/2", "a/3", "b/1", "b/2", "b/3"})
+    ASSERT_OK(put(*inner_, key, pattern(10, 1)));
+  const Fd socket = greet(options_.path, std::move(*remote::make_memory("test", 4096)), 4096);
+  ASSERT_TRUE(*remote::receive(socket.get(), remote::kAnswerMax));
+  const auto page = [&](const std::string& prefix, const std::string& behind) {
+    remote::Request request{.kind = Kind::list};
+    request.key = prefix;
+    request.tag = behind;
+    send(socket.get(), request);
+    const auto told = answer(socket.get());
+    return told.objects.size() == 1 ? told.objects[0].key : "";
+  };
+  const std::vector<std::string> prefixes = {"a/", "b/", "a/", ""};  // two of one, too
+  std::vector<std::string> last(prefixes.size());
+  for (int at = 1; at <= 3; ++at)
+    for (size_t i = 0; i < prefixes.size(); ++i) {
+      last[i] = page(prefixes[i], last[i]);
+      EXPECT_EQ(last[i], (prefixes[i].empty() ? "a/" : prefixes[i]) + std::to_string(at));
+    }
+  EXPECT_EQ(server_->counts().lists, prefixes.size()) << "one each";
+  for (int each = 0; each < 9; ++each) page("b/", "");
+  const uint64_t lists = server_->counts().lists;
+  EXPECT_EQ(page("", last[3]), "b/1");
+  EXPECT_EQ(server_->counts().lists, lists + 1);
+}
+
 TEST_F(Remote, AClientThatIsSilentIsGivenUp) {
   options_.heartbeat_ms = 300;
   start();

@@ -16,6 +16,7 @@ namespace {
 
 constexpr uint64_t kListBytes = 4 * kMiB;  // a list under way counts as much
 constexpr int kListsMax = 8;               // until one is of one version
+constexpr size_t kListingsMax = 8;         // that a connection may have told in part
 
 uint64_t bytes_of(const Request& request) {
   if (request.kind == Kind::write) return request.bytes;
@@ -156,7 +157,7 @@ void Session::run() {
     const std::lock_guard lock(mutex_);
     ended_ = true;
     transactions.swap(transactions_);
-    listing_.reset();
+    listings_.clear();
     out_.clear();
   }
   transactions.clear();
@@ -395,13 +396,7 @@ Result<Session::Listing> Session::whole_list(const Request& request) {
 Result<Answer> Session::list(const Request& request) {
   const std::string& prefix = served_.options.prefix;
   if (!request.key.starts_with(prefix) && !prefix.starts_with(request.key)) return Answer{};
-  std::optional<Listing> all;
-  {
-    const std::lock_guard lock(mutex_);
-    if (listing_ && !request.tag.empty() && listing_->prefix == request.key &&
-        listing_->snapshot == request.text && listing_->behind == request.tag)
-      all = std::exchange(listing_, {});
-  }
+  std::optional<Listing> all = rest_of_list(request);
   if (!all) {
     STOKER_ASSIGN(all, whole_list(request));
   }
@@ -415,17 +410,37 @@ Result<Answer> Session::list(const Request& request) {
   if (all->next == all->objects.size()) return page;
   page.number = 1;
   all->behind = page.objects.back().key;
-  if (all->memory.bytes() == 0) {
+  keep_list(std::move(*all));
+  return page;
+}
+
+// What a page before left of it.
+std::optional<Session::Listing> Session::rest_of_list(const Request& request) {
+  const std::lock_guard lock(mutex_);
+  const auto at = std::ranges::find_if(listings_, [&](const Listing& each) {
+    return each.behind == request.tag && each.prefix == request.key &&
+           each.snapshot == request.text;
+  });
+  if (request.tag.empty() || at == listings_.end()) return {};
+  std::optional<Listing> rest = std::move(*at);
+  listings_.erase(at);
+  return rest;
+}
+
+// Where the budget has no room for it, it is listed anew for the next page.
+void Session::keep_list(Listing rest) {
+  if (rest.memory.bytes() == 0) {
     uint64_t left = 0;
-    for (size_t at = all->next; at < all->objects.size(); ++at)
-      left += sizeof(ObjectInfo) + all->objects[at].key.size() + all->objects[at].tag.size();
+    for (size_t at = rest.next; at < rest.objects.size(); ++at)
+      left += sizeof(ObjectInfo) + rest.objects[at].key.size() + rest.objects[at].tag.size();
     auto memory = served_.budget.take(left, "the rest of a list");
-    if (!memory) return page;  // listed anew for the next page
-    all->memory = std::move(*memory);
+    if (!memory) return;
+    rest.memory = std::move(*memory);
   }
   const std::lock_guard lock(mutex_);
-  if (!ended_) listing_ = std::move(all);
-  return page;
+  if (ended_) return;
+  listings_.push_back(std::move(rest));
+  if (listings_.size() > kListingsMax) listings_.pop_front();
 }
 
 Result<Answer> Session::begin() {

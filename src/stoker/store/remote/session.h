@@ -48,7 +48,7 @@ class Session : public std::enable_shared_from_this<Session> {
     bool committed = false;
   };
   // A list that was told in part. What is left of it stays as long as the budget has room for it
-  // and no other list was told since.
+  // and few others were told since.
   struct Listing {
     std::string prefix, snapshot, behind;  // the last key that was told
     std::string version = {};              // of the store, if it has versions
@@ -77,6 +77,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Result<Answer> blocking(const Request& request);
   Result<Answer> list(const Request& request);
   Result<Listing> whole_list(const Request& request);
+  std::optional<Listing> rest_of_list(const Request& request);
+  void keep_list(Listing rest);
   Result<Answer> begin();
   Result<Answer> follow(const Request& request);
   void end_plans();
@@ -110,7 +112,7 @@ class Session : public std::enable_shared_from_this<Session> {
   };
   std::deque<Waiting> out_;  // what the socket had no room for
   std::map<uint64_t, Open> transactions_;
-  std::optional<Listing> listing_;
+  std::deque<Listing> listings_;                 // as they were told
   std::unordered_map<uint32_t, uint32_t> pins_;  // by slot
   size_t pin_count_ = 0;
 };
