@@ -1,8 +1,10 @@
-// HeldReads: any Store, whose reads are kept back while one says so. It tells what was asked for.
+// HeldReads: any Store, whose reads (or stats) are kept back while one says so. It tells what was
+// asked for.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -36,6 +38,16 @@ class HeldReads final : public Store {
     }
     for (auto& [promise, run] : held) promise->complete(run().wait());
   }
+  void fail_prefetches(bool failing) { failing_prefetches_ = failing; }
+  void hold_stats() {
+    const std::lock_guard lock(mutex_);
+    holding_stats_ = true;
+  }
+  void let_stats_go() {
+    const std::lock_guard lock(mutex_);
+    holding_stats_ = false;
+    stats_go_.notify_all();
+  }
   std::vector<Asked> asked() const {
     const std::lock_guard lock(mutex_);
     return asked_;
@@ -47,6 +59,15 @@ class HeldReads final : public Store {
 
   Features features() const override { return inner_->features(); }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
+    {
+      std::unique_lock lock(mutex_);
+      ++stats;
+      if (holding_stats_) {
+        ++stats_waiting;
+        stats_go_.wait(lock, [this] { return !holding_stats_; });
+        --stats_waiting;
+      }
+    }
     return inner_->stat(key, snapshot);
   }
   std::optional<ObjectInfo> stat_at_once(std::string_view key) override {
@@ -61,6 +82,8 @@ class HeldReads final : public Store {
     {
       const std::lock_guard lock(mutex_);
       asked_.push_back({std::string(key), offset, into.size, options.priority});
+      if (failing_prefetches_ && options.priority == Priority::prefetch)
+        return Future<void>(fail(Code::unavailable, "it is away for now"));
       if (holding_ && (!holding_prefetches_ || options.priority == Priority::prefetch)) {
         auto promise = std::make_shared<Promise<void>>();
         held_.emplace_back(promise, [this, name = std::string(key), offset, into, options] {
@@ -80,15 +103,18 @@ class HeldReads final : public Store {
   StoreInfo info() const override { return inner_->info(); }
 
   std::atomic<int> waiting{0};  // that were kept back so far
+  std::atomic<int> stats{0}, stats_waiting{0};
 
  private:
   using Held = std::pair<std::shared_ptr<Promise<void>>, std::function<Future<void>()>>;
 
   const std::unique_ptr<Store> inner_;
-  std::atomic<bool> holding_{false}, holding_prefetches_{false};
+  std::atomic<bool> holding_{false}, holding_prefetches_{false}, failing_prefetches_{false};
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Held> held_;
   std::vector<Asked> asked_;
+  bool holding_stats_ = false;
+  std::condition_variable stats_go_;
 };
 
 }  // namespace stoker

@@ -30,7 +30,8 @@ std::optional<Ahead::Due> Ahead::due(const Followers& followers) {
     }
     if (cursor.parts.empty()) continue;  // the plan ends here
     first_apart = apart;
-    first = Due{follower, cursor.position, cursor.parts[cursor.next]};
+    first = Due{follower, cursor.position, cursor.parts[cursor.next],
+                cursor.position < cursor.again_until};
   }
   return first;
 }
@@ -45,6 +46,16 @@ void Ahead::advance(const Due& due) {
 void Ahead::stop(const Follower& follower) {
   const auto at = cursors_.find(&follower);
   if (at != cursors_.end()) at->second.stopped = true;
+}
+
+void Ahead::failed(const Prefetch& prefetch) {
+  const auto at = cursors_.find(prefetch.follower.get());
+  if (at == cursors_.end() || prefetch.again) return;
+  Cursor& cursor = at->second;
+  cursor.again_until = std::max({cursor.again_until, cursor.position, prefetch.position + 1});
+  if (prefetch.position > cursor.position) return;
+  cursor.position = prefetch.position;
+  cursor.loaded = false;
 }
 
 bool Ahead::plans(const Followers& followers, const BlockId& id) const {

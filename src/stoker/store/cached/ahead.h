@@ -39,6 +39,7 @@ struct Prefetch {
   BlockPtr part = {};                 // its memory; null: a whole block, which lies elsewhere
   std::shared_ptr<Fetch> fetch = {};  // of a part
   bool arrived = false;
+  bool again = false;  // it failed before
 };
 using PrefetchPtr = std::shared_ptr<Prefetch>;
 
@@ -58,10 +59,13 @@ class Ahead {
     std::shared_ptr<const Follower> follower;
     uint64_t position = 0;
     Part part;
+    bool again = false;
   };
   std::optional<Due> due(const Followers& followers);
   void advance(const Due& due);         // it was looked at
   void stop(const Follower& follower);  // its objects are others now
+  // The slow store failed. What is due begins there once more.
+  void failed(const Prefetch& prefetch);
   bool plans(const Followers& followers, const BlockId& id) const;
 
   void add(PrefetchPtr prefetch) { prefetches_.emplace(prefetch->id, std::move(prefetch)); }
@@ -83,7 +87,8 @@ class Ahead {
  private:
   struct Cursor {
     uint64_t position = 0;
-    size_t next = 0;  // of the parts
+    uint64_t again_until = 0;  // what is due before it is due for the second time
+    size_t next = 0;           // of the parts
     std::vector<Part> parts = {};
     bool loaded = false, stopped = false;
   };

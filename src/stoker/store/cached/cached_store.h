@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -104,10 +105,12 @@ class CachedStore final : public Store, public TaggedReads {
     std::vector<std::string> keys = {};
   };
 
-  // Of an object that a plan names: what SLOW said of it, and when it was asked.
+  // Of an object that a plan names: what SLOW said of it, and when it was asked. No time: it may be
+  // another object now.
+  using Asked = std::optional<std::chrono::steady_clock::time_point>;
   struct Known {
     ObjectInfo object;
-    std::chrono::steady_clock::time_point asked;
+    Asked asked;
     uint32_t plans = 0;
   };
   class Change;  // store.cc
@@ -144,7 +147,7 @@ class CachedStore final : public Store, public TaggedReads {
   void wake_ahead();                                                   // with the mutex
   bool begin_one(const Ahead::Due& due, std::vector<AheadJob>& jobs);  // with the mutex
   void begin_ahead(std::unique_lock<std::mutex>& lock);
-  void take_arrived(std::unique_lock<std::mutex>& lock);
+  void take_arrived(const std::string& key);
   void arrived(AheadJob& job);
 
   // store.cc
@@ -153,8 +156,8 @@ class CachedStore final : public Store, public TaggedReads {
   Result<ObjectInfo> object_of(std::string_view key);     // the same, or as it says
   Result<ObjectInfo> object_now(std::string_view key);    // as SLOW says
   void doubt();                                           // an object may be another one now
-  void name_keys(const std::vector<ObjectInfo>& objects,
-                 std::chrono::steady_clock::time_point asked);  // with the mutex
+  bool believed(const Known& known) const;                // with the mutex
+  void name_keys(const std::vector<ObjectInfo>& objects, Asked asked);  // with the mutex
   void forget_block(const BlockId& id);  // with the mutex: the policy no longer holds it
   void write_behind();
   uint64_t batch() const;  // with the mutex: so many blocks are worth a commit
@@ -193,10 +196,10 @@ class CachedStore final : public Store, public TaggedReads {
   Ahead ahead_;
   std::condition_variable ahead_wake_;
   bool ahead_due_ = false, ahead_stopping_ = false;
-  uint32_t planned_reads_ = 0;  // since one looked for what is due
-  uint64_t moving_ahead_ = 0;   // jobs whose end was not taken up
-  std::vector<AheadJob> arrived_;
-  std::map<std::string, Epoch> epochs_;  // by plan
+  uint32_t planned_reads_ = 0;                            // since one looked for what is due
+  uint64_t moving_ahead_ = 0;                             // jobs whose end was not taken up
+  std::map<std::string, std::vector<AheadJob>> arrived_;  // by key; one thread is at each key
+  std::map<std::string, Epoch> epochs_;                   // by plan
   std::map<std::string, Known, std::less<>> known_;
   uint64_t doubts_ = 0;
   uint32_t good_ = 0;  // reads from FAST in time, since it was opened
@@ -213,7 +216,7 @@ class CachedStore final : public Store, public TaggedReads {
   std::vector<uint64_t> generation_;      // by slot: how often it was filled
   CacheInfo counts_;
 
-  Pool readers_{16};
+  Pool readers_{16}, askers_{8};  // askers: for tags of what came ahead
   std::thread writer_, prefetcher_;
 };
 

@@ -217,7 +217,7 @@ TEST_F(CachedStore, APlanSaysWhatStaysInMemory) {
 }
 
 TEST_F(CachedStore, ObjectsOfAPlanAreNotAskedForAtEachRead) {
-  options_.believe = std::chrono::hours(1);
+  options_.believe = std::chrono::hours(24 * 365);  // longer than any machine runs
   ASSERT_OK(open());
   Bytes bytes = pattern(8 * kBlock, 1);
   put("a", bytes);
@@ -282,6 +282,28 @@ TEST_F(CachedStore, ADiskThatIsTooSlowIsDoneWithout) {
   EXPECT_EQ(cache().fetched_bytes, 0U);
   EXPECT_EQ(read("a", 0, kBlock), bytes);
   EXPECT_EQ(cache().fetched_bytes, kBlock);
+}
+
+TEST_F(CachedStore, ADiskThatWasTooSlowComesBack) {
+  options_.late = std::chrono::milliseconds(100);
+  options_.dram_bytes = kBlock;  // none stays in memory
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(kBlock, 1);
+  put("a", bytes);
+  read("a", 0, kBlock);
+  delay_ = std::chrono::milliseconds(150);
+  ASSERT_OK(open());
+  delay_ = {};  // of the next one
+  lost_ = true;
+  for (int each = 0; each < 3; ++each) EXPECT_EQ(read("a", 0, kBlock), bytes);
+  EXPECT_NE(cache().off, "");
+  EXPECT_EQ(read("a", 0, kBlock), bytes);
+  EXPECT_EQ(cache().fetched_bytes, kBlock) << "from the slow store meanwhile";
+  lost_ = false;
+  while (!cache().off.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(read("a", 0, kBlock), bytes);
+  EXPECT_EQ(cache().fetched_bytes, kBlock) << "it is as warm as it was";
+  EXPECT_EQ(cache().hit_bytes, 4 * kBlock);
 }
 
 // As long as there are free slots, a read of any length is kept.

@@ -2,8 +2,8 @@
 // for it a place in memory and a slot before it asks SLOW. It waits for neither: without a place
 // nothing begins until somebody gives one back. A quarter of the places is left to readers.
 //
-// As in read.cc, the tag is asked for again when bytes came, once for all that came together.
-#include <map>
+// As in read.cc, the tag is asked for again when bytes came: of several objects at the same time,
+// and once for all bytes of an object that came meanwhile.
 #include <utility>
 
 #include "stoker/store/cached/cached_store.h"
@@ -24,12 +24,9 @@ void CachedStore::wake_ahead() {
 void CachedStore::fetch_ahead() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    ahead_wake_.wait(lock, [this] {
-      return !arrived_.empty() || (ahead_stopping_ ? moving_ahead_ == 0 : ahead_due_);
-    });
-    if (!arrived_.empty()) take_arrived(lock);
-    if (ahead_stopping_ && moving_ahead_ == 0) return;
-    if (!ahead_stopping_) begin_ahead(lock);
+    ahead_wake_.wait(lock, [this] { return ahead_stopping_ ? moving_ahead_ == 0 : ahead_due_; });
+    if (ahead_stopping_) return;
+    begin_ahead(lock);
   }
 }
 
@@ -57,8 +54,9 @@ void CachedStore::begin_ahead(std::unique_lock<std::mutex>& lock) {
         .on_done([this, job](const Status& status) {
           const std::lock_guard held(mutex_);
           job->status = status;
-          arrived_.push_back(std::move(*job));
-          ahead_wake_.notify_one();
+          const auto [at, is_new] = arrived_.try_emplace(job->key);
+          at->second.push_back(std::move(*job));
+          if (is_new) askers_.run([this, &key = at->first] { take_arrived(key); });
         });
   }
   lock.lock();
@@ -93,7 +91,8 @@ bool CachedStore::begin_one(const Ahead::Due& due, std::vector<AheadJob>& jobs) 
                                                                .bytes = block->size,
                                                                .left = block->size,
                                                                .follower = due.follower,
-                                                               .position = due.position})};
+                                                               .position = due.position,
+                                                               .again = due.again})};
   if (whole) {
     const auto evicted = policy_->add(id, followers_.next(id));
     job.piece.fetch = begin_fetch(id);
@@ -109,21 +108,33 @@ bool CachedStore::begin_one(const Ahead::Due& due, std::vector<AheadJob>& jobs) 
   return true;
 }
 
-void CachedStore::take_arrived(std::unique_lock<std::mutex>& lock) {
-  std::vector<AheadJob> jobs = std::exchange(arrived_, {});
-  lock.unlock();
-  std::map<std::string, Result<ObjectInfo>> now;
-  for (AheadJob& job : jobs) {
-    if (!job.status) continue;
-    const auto at = now.find(job.key);
-    const auto& object =
-        at != now.end() ? at->second : now.emplace(job.key, object_now(job.key)).first->second;
-    if (object && object->tag == job.tag) continue;
-    job.status = object ? fail(Code::conflict, "'{}' was replaced", job.key) : object.error();
+// Until nothing more of the object arrived while its tag was asked for.
+void CachedStore::take_arrived(const std::string& key) {
+  for (;;) {
+    std::vector<AheadJob> jobs;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto at = arrived_.find(key);
+      jobs.swap(at->second);
+      if (jobs.empty()) {
+        arrived_.erase(at);
+        return;
+      }
+    }
+    std::optional<Result<ObjectInfo>> now;
+    for (AheadJob& job : jobs) {
+      if (!job.status) continue;
+      if (!now) now = object_now(key);
+      if (*now && (*now)->tag == job.tag) continue;
+      job.status = *now ? fail(Code::conflict, "'{}' was replaced", key) : now->error();
+    }
+    for (AheadJob& job : jobs) arrived(job);
+    const size_t count = jobs.size();
+    jobs.clear();  // their memory is free again
+    const std::lock_guard lock(mutex_);
+    moving_ahead_ -= count;
+    ahead_wake_.notify_one();
   }
-  for (AheadJob& job : jobs) arrived(job);
-  lock.lock();
-  moving_ahead_ -= jobs.size();
 }
 
 void CachedStore::arrived(AheadJob& job) {
@@ -133,12 +144,18 @@ void CachedStore::arrived(AheadJob& job) {
     const bool wanted = ahead_.has(prefetch);
     if (job.status) {
       prefetch.arrived = true;
+      wake_ahead();
       counts_.prefetched_bytes += prefetch.bytes;
       if (!wanted && prefetch.part) counts_.prefetched_in_vain_bytes += prefetch.left;
     } else {
       ahead_.remove(prefetch);
-      if (job.status.error().code == Code::conflict) ahead_.stop(*prefetch.follower);
       ahead_.pressed();
+      if (job.status.error().code == Code::conflict) {
+        ahead_.stop(*prefetch.follower);
+        wake_ahead();  // other plans have its room
+      } else {
+        ahead_.failed(prefetch);
+      }
     }
     if (!prefetch.part)
       gather(job.piece, job.status);

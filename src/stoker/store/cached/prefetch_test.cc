@@ -200,6 +200,81 @@ TEST_F(Prefetching, WhatWasReplacedMeanwhileIsNotKept) {
   EXPECT_EQ(slow_->asked(Priority::prefetch), 2U);
 }
 
+// The tags of eight objects are asked for at the same time, that of one object once for many
+// blocks.
+TEST_F(Prefetching, TagsOfManyObjectsAreAskedForAtOnce) {
+  constexpr uint64_t kObjects = 8;
+  ASSERT_OK(open());
+  Plan plan{.ahead = true};
+  for (uint64_t i = 0; i < kObjects; ++i) {
+    const std::string key = "o" + std::to_string(i);
+    put(key, pattern(kBlock, i));
+    plan.keys.push_back(key);
+    plan.runs.push_back({.object = i, .bytes = kBlock, .items = 1, .stride = kBlock});
+  }
+  put("a", pattern(8 * kBlock, 9));
+  // Readers that wait make it look eight blocks ahead.
+  Plan before = blocks_of("a", 8);
+  before.name = "before";
+  slow_->hold();
+  ASSERT_OK(store_->follow(before));
+  std::vector<Bytes> into(8, Bytes(kBlock));
+  std::vector<Future<void>> reads;
+  for (uint64_t block = 0; block < into.size(); ++block)
+    reads.push_back(store_->read("a", block * kBlock, slice_of(into[block])));
+  until([&] { return cache().ahead_depth_bytes == kObjects * kBlock; });
+  slow_->let_go();
+  for (const auto& each : reads) EXPECT_OK(each.wait());
+  ASSERT_OK(store_->follow({.name = "before"}));
+
+  slow_->hold_prefetches();
+  const int held = slow_->waiting;
+  ASSERT_OK(store_->follow(plan));
+  until([&] { return slow_->waiting == held + static_cast<int>(kObjects); });
+  slow_->hold_stats();
+  slow_->let_go();
+  until([&] { return slow_->stats_waiting == static_cast<int>(kObjects); });
+  slow_->let_stats_go();
+  until([&] { return cache().ahead_bytes == kObjects * kBlock; });
+  for (uint64_t i = 0; i < kObjects; ++i)
+    EXPECT_EQ(read("o" + std::to_string(i), 0, kBlock), pattern(kBlock, i));
+}
+
+TEST_F(Prefetching, TheTagOfOneObjectIsAskedForOnceForAllThatCame) {
+  ASSERT_OK(open());
+  put("a", pattern(16 * kBlock, 1));
+  slow_->hold_prefetches();
+  ASSERT_OK(store_->follow(blocks_of("a", 16)));
+  until([&] { return slow_->waiting == 2; });
+  slow_->hold_stats();
+  slow_->let_go();
+  until([&] { return slow_->stats_waiting == 1; });
+  const int stats = slow_->stats;
+  slow_->let_stats_go();
+  until([&] { return cache().ahead_bytes == 2 * kBlock; });
+  EXPECT_LE(slow_->stats, stats + 1) << "the second block came while the first was asked for";
+}
+
+// A store that fails at once is not asked for one position after the other, up to the farthest.
+TEST_F(Prefetching, WhatFailedIsFetchedAheadWhenTheSlowStoreIsBack) {
+  constexpr uint64_t kBlocks = 32;
+  ASSERT_OK(open());
+  const Bytes bytes = pattern(kBlocks * kBlock, 1);
+  put("a", bytes);
+  slow_->fail_prefetches(true);
+  ASSERT_OK(store_->follow(blocks_of("a", kBlocks)));
+  until([&] { return cache().ahead_depth_bytes == kBlock; });
+  for (uint64_t block = 0; block < 4; ++block) read("a", block * kBlock, kBlock);
+  EXPECT_LT(slow_->asked(Priority::prefetch), 3 * kBlocks / 4);
+  slow_->fail_prefetches(false);
+  for (uint64_t block = 4; block < kBlocks; ++block) {
+    read("a", block * kBlock, kBlock);
+    until([&] { return block + 4 > kBlocks || cache().ahead_bytes > 0; });
+  }
+  EXPECT_EQ(cache().fetched_bytes, bytes.size());
+  EXPECT_GE(cache().prefetched_bytes, 10 * kBlock);
+}
+
 // A part is on its way when places come free, and a reader of what lies beside it brings it all.
 // One place is for prefetches: nothing else comes ahead meanwhile.
 TEST_F(Prefetching, ABlockThatCameWholeIsReadWhileAPartOfItIsOnItsWay) {

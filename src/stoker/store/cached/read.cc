@@ -88,9 +88,7 @@ bool CachedStore::read_from_memory(std::string_view key, std::string_view tag, u
   {
     const std::lock_guard lock(mutex_);
     const auto at = known_.find(key);
-    if (at == known_.end() ||
-        std::chrono::steady_clock::now() - at->second.asked > options_.believe)
-      return false;
+    if (at == known_.end() || !believed(at->second)) return false;
     object = at->second.object;
   }
   if (offset > object.bytes || into.size > object.bytes - offset) return false;

@@ -284,14 +284,17 @@ Result<Version> CachedStore::copy(std::string_view from, std::string_view to) {
 void CachedStore::doubt() {
   const std::lock_guard lock(mutex_);
   ++doubts_;
-  for (auto& [key, known] : known_) known.asked = {};
+  for (auto& [key, known] : known_) known.asked.reset();
+}
+
+bool CachedStore::believed(const Known& known) const {
+  return known.asked && std::chrono::steady_clock::now() - *known.asked <= options_.believe;
 }
 
 std::optional<ObjectInfo> CachedStore::known(std::string_view key) {
   const std::lock_guard lock(mutex_);
   const auto at = known_.find(key);
-  if (at == known_.end() || std::chrono::steady_clock::now() - at->second.asked > options_.believe)
-    return {};
+  if (at == known_.end() || !believed(at->second)) return {};
   return at->second.object;
 }
 
@@ -314,13 +317,12 @@ Result<ObjectInfo> CachedStore::object_now(std::string_view key) {
   lock.lock();
   const auto at = known_.find(key);
   if (at == known_.end() || doubts != doubts_) return object;
-  at->second.asked = object ? asked : std::chrono::steady_clock::time_point();
+  at->second.asked = object ? Asked(asked) : std::nullopt;
   if (object) at->second.object = *object;
   return object;
 }
 
-void CachedStore::name_keys(const std::vector<ObjectInfo>& objects,
-                            std::chrono::steady_clock::time_point asked) {
+void CachedStore::name_keys(const std::vector<ObjectInfo>& objects, Asked asked) {
   for (const ObjectInfo& object : objects) {
     Known& known = known_[object.key];
     ++known.plans;
@@ -353,7 +355,7 @@ Status CachedStore::follow(const Plan& plan) {
   if (follower) {
     Epoch& epoch = epochs_[plan.name];
     epoch.keys = plan.keys;
-    name_keys(objects, doubts == doubts_ ? asked : std::chrono::steady_clock::time_point());
+    name_keys(objects, doubts == doubts_ ? Asked(asked) : std::nullopt);
     epoch.item_bytes = follower->item_bytes();
     epoch.distinct_bytes = follower->distinct_bytes();
     epoch.fetched_before = counts_.fetched_bytes;
