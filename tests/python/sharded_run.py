@@ -396,6 +396,19 @@ def restores_of(tell, rank, world, stores, steps=None, run=None) -> None:
         tell(failed=type(error).__name__, text=str(error))
 
 
+def asks_for_a_part(tell, rank, world, store, run) -> None:
+    """Saves; restores the rest of what was saved by itself: each rank gets its own random state."""
+    with stoker.Checkpoints(store) as ckpt:
+        model, opt = offloaded(world, run, checkpoints=ckpt)
+        torch.manual_seed(7 + rank)
+        ckpt.save(1, optimizer=opt, extra={"note": 5}).wait(timeout=60)
+        then = torch.rand(2).tolist()
+        opt.close()
+    with stoker.Checkpoints(store) as ckpt:
+        extra = ckpt.restore().extra
+    tell(then=then, now=torch.rand(2).tolist(), extra=extra)
+
+
 def dies_in_restore(tell, rank, world, store, run, victim) -> None:
     """All ranks but `victim`, which is killed, fill their stores from the checkpoint."""
     if rank == victim:

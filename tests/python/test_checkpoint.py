@@ -839,3 +839,27 @@ def test_a_restore_does_not_write_over_a_run_of_another_model(folder, tmp_path):
     other, opt = stoker.offload(other, opt, resume=True, **given)
     assert_same(other, expected)
     opt.close()
+
+
+def test_a_restore_takes_what_is_saved_while_it_reads(folder):
+    """Another process trains on, and what was the newest goes."""
+    model, opt = made()
+    with checkpoints(folder, keep=1) as writer, checkpoints(folder) as reader:
+        writer.save(1, model=model, optimizer=opt).wait()
+        tier = reader._tiers[0]
+        names, listed = tier.names, []
+
+        def then_goes():
+            found = names()
+            if not listed:
+                listed.append(found)
+                train(model, opt, 1)
+                writer.save(2, model=model, optimizer=opt)
+                writer.wait()
+            return found
+
+        tier.names = then_goes
+        other, other_opt = made()
+        with pytest.warns(UserWarning, match="step-000001.* is no checkpoint"):
+            assert reader.restore(model=other, optimizer=other_opt).step == 2
+        assert_same(other, copied(model))

@@ -14,6 +14,7 @@ import torch
 import sharded_run
 from fsdp_run import Group
 from stoker.checkpoint.manifest import Manifest
+from stoker.ckpt import cli as ckpt_cli
 from stoker.errors import Mismatch
 
 
@@ -335,3 +336,13 @@ def test_ranks_that_want_different_checkpoints_are_told(tmp_path, offloads):
     for (line,) in ran(tmp_path, 2, sharded_run.restores_of, stores=stores, steps=steps, **given):
         assert line["failed"] == "Mismatch", line
         assert "different steps (3, 2)" in line["text"], line
+
+
+def test_each_rank_gets_its_own_random_state_also_without_the_model(tmp_path, capsys):
+    given = {"store": tmp_path / "ckpt", "run": tmp_path / "run"}
+    told = ran(tmp_path, 2, sharded_run.asks_for_a_part, **given)
+    for (line,) in told:
+        assert line["now"] == line["then"] and line["extra"] == {"note": 5}
+    assert told[0][0]["now"] != told[1][0]["now"]
+    assert ckpt_cli.main(["show", str(tmp_path / "ckpt")]) == 0
+    assert ", 2 ranks\n" in capsys.readouterr().out

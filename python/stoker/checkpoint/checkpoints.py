@@ -796,13 +796,11 @@ class Checkpoints:
         """The checkpoints, the newest first, each from the first tier that has it sound."""
         self._finish()  # a save uses the same buffers
         self._newer = None
-        tiers_of: dict[Name, list[Tier]] = {}
-        for tier in self._tiers:
-            for name in tier.names():
-                tiers_of.setdefault(name, []).append(tier)
-        for name in sorted(tiers_of, reverse=True):
-            if step is not None and name.step != step:
-                continue
+        tried: set[Name] = set()
+        # listed anew each time: another process may save, and remove what was listed
+        while tiers_of := self._tiers_of(step, tried):
+            name = max(tiers_of)
+            tried.add(name)
             for i, tier in enumerate(tiers_of[name]):
                 others = tiers_of[name][:i] + tiers_of[name][i + 1 :]
                 try:
@@ -812,6 +810,15 @@ class Checkpoints:
                     if isinstance(error, Mismatch):
                         self._newer = error
                     _skipped(error)
+
+    def _tiers_of(self, step: int | None, tried: set[Name]) -> dict[Name, list[Tier]]:
+        """The checkpoints that were not tried yet, and who has them."""
+        found: dict[Name, list[Tier]] = {}
+        for tier in self._tiers:
+            for name in tier.names():
+                if name not in tried and (step is None or name.step == step):
+                    found.setdefault(name, []).append(tier)
+        return found
 
     def _load(
         self,

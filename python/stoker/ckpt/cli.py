@@ -205,7 +205,7 @@ def _show(args: argparse.Namespace, stores: _Stores) -> int:
     say(reader.where)
     say(
         f"step {made.step}, {_core.human_bytes(made.bytes)}, by Stoker {made.writer.get('stoker')}"
-        f" on {made.writer.get('host')}"
+        f" on {made.writer.get('host')}{_ranks(made)}"
     )
     for file in made.files:
         small = ""
@@ -219,6 +219,11 @@ def _show(args: argparse.Namespace, stores: _Stores) -> int:
     for name in (*made.objects, *(f"{each} (offloaded)" for each in made.offloaded)):
         say(f"  object {name}")
     return 0
+
+
+def _ranks(made: Manifest) -> str:
+    count = made.writer.get("ranks", 1)
+    return f", {count} ranks" if count != 1 else ""
 
 
 def _verify(args: argparse.Namespace, stores: _Stores) -> int:
