@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ from models import batch, loss_of
 from stoker.checkpoint.divided import Divided
 from stoker.checkpoint.parts import Plane
 from stoker.checkpoint.state import Run
+from stoker.offload.ranks import ranks
 
 
 class Uneven(Odd):
@@ -407,6 +409,28 @@ def asks_for_a_part(tell, rank, world, store, run) -> None:
     with stoker.Checkpoints(store) as ckpt:
         extra = ckpt.restore().extra
     tell(then=then, now=torch.rand(2).tolist(), extra=extra)
+
+
+def saves_alone(tell, rank, world, store, again) -> None:
+    """Rank 0 saves, and rank 1 does not: at the first save, or at a later one."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda entry: said.append(entry.getMessage())
+    logging.getLogger("stoker").addHandler(handler)
+    ranks.PATIENCE = 0.5
+    model, opt = made(world, "float32", 0, None)
+    ckpt = stoker.Checkpoints(store)
+    if again:
+        ckpt.save(1, model=model, optimizer=opt).wait()
+    if rank == 1:
+        while not os.path.exists(f"{store}-heard"):  # it trains
+            time.sleep(0.05)
+        return
+    try:
+        ckpt.save(2, model=model, optimizer=opt)
+    except stoker.errors.RankLost as error:
+        tell(said=said, text=str(error))
+    open(f"{store}-heard", "w").close()
 
 
 def dies_in_restore(tell, rank, world, store, run, victim) -> None:

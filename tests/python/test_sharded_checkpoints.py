@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import time
 from pathlib import Path
 
@@ -346,3 +347,14 @@ def test_each_rank_gets_its_own_random_state_also_without_the_model(tmp_path, ca
     assert told[0][0]["now"] != told[1][0]["now"]
     assert ckpt_cli.main(["show", str(tmp_path / "ckpt")]) == 0
     assert ", 2 ranks\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_save_by_one_rank_alone_says_what_is_missing(tmp_path, again):
+    """In the log while it waits, and in the error."""
+    given = {"store": tmp_path / "ckpt", "again": again}
+    group = Group(tmp_path, 2, sharded_run.saves_alone, limit=8, **given)
+    (line,), _ = group.finish()
+    rule = r"save\(\) and restore\(\) of stoker.Checkpoints must be called by every rank"
+    assert re.search(rule, line["text"])
+    assert any(re.search(f"rank 0 has waited 0.5 s .*; {rule}", each) for each in line["said"])

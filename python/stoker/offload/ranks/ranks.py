@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import logging
 import os
 import secrets
 import sys
+import threading
 from typing import Any, Callable, TypeVar
 
 import torch
@@ -22,7 +24,9 @@ from torch import nn
 from stoker import errors
 from stoker.errors import InvalidArgument, Mismatch, RankLost, StokerError
 
+log = logging.getLogger("stoker")
 MESSAGE_BYTES = 4096
+PATIENCE = 60.0  # seconds that a rank waits before it says so
 EVERY_RANK = (
     "step(), flush(), state_dict(), close() and clip_grad_norm_() must be called by every rank"
 )
@@ -111,21 +115,18 @@ class Ranks:
         distributed = torch.distributed
         name = torch.tensor(secrets.randbits(62), device=device_type)
         try:
-            distributed.broadcast(name, group=theirs, group_src=0)
-            store = distributed.PrefixStore(
-                f"stoker/{name.item():x}", distributed.distributed_c10d._get_default_store()
-            )
-            ranks = Ranks(
-                distributed.ProcessGroupGloo(store, rank, world, _timeout(theirs, device_type)),
-                rank,
-                world,
-                rule,
-                advice,
-            )
+            with _Waiting(rank, "meet", rule):
+                distributed.broadcast(name, group=theirs, group_src=0)
+                store = distributed.PrefixStore(
+                    f"stoker/{name.item():x}", distributed.distributed_c10d._get_default_store()
+                )
+                limit = _timeout(theirs, device_type)
+                group = distributed.ProcessGroupGloo(store, rank, world, limit)
+            ranks = Ranks(group, rank, world, rule, advice)
         except RuntimeError as error:
             raise RankLost(
-                f"rank {rank} cannot reach all other ranks ({str(error).splitlines()[0]}); start"
-                " all processes again"
+                f"rank {rank} cannot reach all other ranks ({str(error).splitlines()[0]}); {rule};"
+                " start all processes again"
             ) from error
         # one that raises and lets go before all are connected would be lost to those that still
         # connect
@@ -265,7 +266,8 @@ class Ranks:
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         all_of_them = [torch.empty_like(mine) for _ in range(self.world)]
         try:
-            self._group.allgather([all_of_them], [mine]).wait()
+            with _Waiting(self.rank, point, self._rule):
+                self._group.allgather([all_of_them], [mine]).wait()
         except RuntimeError as error:  # gloo: a connection was closed, or nothing came in time
             self.leave(
                 f"rank {self.rank} does not hear from all other ranks any more"
@@ -276,6 +278,22 @@ class Ranks:
 
     def _gone(self) -> RankLost:
         return RankLost(f"{self._lost}; {self._advice}")
+
+
+class _Waiting(threading.Timer):
+    """Says in the log where this rank waits, if it waits long. One that calls what others do not
+    would hang without a word until the limit of the process group."""
+
+    def __init__(self, rank: int, point: str, rule: str) -> None:
+        said = f"rank {rank} has waited {PATIENCE:g} s for the other ranks at {point!r}; {rule}"
+        super().__init__(PATIENCE, log.warning, (said,))
+        self.daemon = True
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.cancel()
 
 
 def sharded_modules(model: nn.Module) -> list:
