@@ -61,13 +61,18 @@ void check_process(const RuntimeHandle& runtime);
 
 // Waits without the GIL, in slices so that Ctrl-C (or another signal whose handler raises) ends the
 // wait. False if `timeout_ns` passed first; no limit if it is negative.
+// `answers`: whoever waits may receive them.
 template <typename T>
-bool wait_until_done(const Future<T>& future, int64_t timeout_ns = -1) {
+bool wait_until_done(const Future<T>& future, int64_t timeout_ns = -1,
+                     const std::weak_ptr<Answers>& answers = {}) {
   constexpr int64_t slice_ns = 50'000'000;
   for (int64_t left = timeout_ns;;) {
     const int64_t now = left < 0 ? slice_ns : std::min(slice_ns, left);
     {
       const WithoutGil without;
+      if (const auto from = answers.lock())
+        from->receive_until([&] { return future.ready(); },
+                            std::chrono::steady_clock::now() + std::chrono::nanoseconds(now));
       if (future.wait_for(std::chrono::nanoseconds(now))) return true;
     }
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -76,8 +81,8 @@ bool wait_until_done(const Future<T>& future, int64_t timeout_ns = -1) {
 }
 
 template <typename T>
-T wait_for(const Future<T>& future) {
-  wait_until_done(future);
+T wait_for(const Future<T>& future, const std::weak_ptr<Answers>& answers = {}) {
+  wait_until_done(future, -1, answers);
   return unwrap(future.wait());
 }
 

@@ -15,6 +15,7 @@
 
 #include "stoker/base/fork.h"
 #include "stoker/offload/session.h"
+#include "stoker/store/answers.h"
 #include "stoker/store/runtime.h"
 
 namespace stoker::python {
@@ -127,6 +128,7 @@ struct PyFuture {
   Future<Version> version;  // one of the two is valid
   Future<void> done;
   std::shared_ptr<StoreHandle> store;
+  std::weak_ptr<Answers> answers = {};  // that it comes with, if any
 };
 
 }  // namespace stoker::python

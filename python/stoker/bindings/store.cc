@@ -390,13 +390,19 @@ bool exists(const PyStore& store, const Name& key, const Name& snapshot) {
   return true;
 }
 
+// Of a store that others serve.
+std::weak_ptr<Answers> answers_of(const Store& store) {
+  const auto* const has = dynamic_cast<const HasAnswers*>(&store);
+  return has != nullptr ? has->answers() : std::weak_ptr<Answers>();
+}
+
 // Counts the bytes once they moved, and lets the store wait for them when it is closed.
 PyFuture transfer(const std::shared_ptr<StoreHandle>& store, const Future<void>& future,
-                  Counter& counter, uint64_t bytes) {
+                  Counter& counter, uint64_t bytes, const std::weak_ptr<Answers>& answers = {}) {
   store->track(future).on_done([&counter, bytes](const Status& status) {
     if (status) counter.add(bytes);
   });
-  return {.version = {}, .done = future, .store = store};
+  return {.version = {}, .done = future, .store = store, .answers = answers};
 }
 
 PyFuture read_into(const PyStore& store, const Name& named_key, const Count& offset_given,
@@ -409,10 +415,12 @@ PyFuture read_into(const PyStore& store, const Name& named_key, const Count& off
   Transaction* staged = transaction != nullptr ? &open(*transaction).raw() : nullptr;
   const WithoutGil without;
   const Slice into = store.handle->runtime->slice(address, bytes);
+  const auto answers = answers_of(source);
+  const WillReceive scope;
   return transfer(store.handle,
                   staged != nullptr ? staged->read(key, offset, into, options)
                                     : source.read(key, offset, into, options),
-                  store.handle->read_bytes, bytes);
+                  store.handle->read_bytes, bytes, answers);
 }
 
 using Lent = nb::ndarray<nb::numpy, uint8_t, nb::shape<-1>, nb::c_contig, nb::device::cpu>;
@@ -423,7 +431,11 @@ Lent view(const PyStore& store, const Name& named_key, const Count& offset_given
   const std::string_view key = named_key, snapshot = named_snapshot;
   const uint64_t offset = offset_given, bytes = bytes_given;
   const auto view = without_gil(store, [&](Store& source) {
-    return Result<View>(source.view(key, offset, bytes, {.snapshot = snapshot}).wait());
+    const WillReceive scope;
+    const auto lent = source.view(key, offset, bytes, {.snapshot = snapshot});
+    if (const auto answers = answers_of(source).lock())
+      answers->receive_until([&] { return lent.ready(); }, Answers::Time::max());
+    return Result<View>(lent.wait());
   });
   auto held = std::make_unique<View>(unwrap(Result<View>(view)));
   auto* data = const_cast<std::byte*>(held->data.get());
@@ -448,8 +460,10 @@ PyFuture read_pieces(const PyStore& store, const std::vector<std::string>& keys,
   Store& source = open(store);
   const WithoutGil without;
   const Slice into = store.handle->runtime->slice(address, bytes);
+  const auto answers = answers_of(source);
+  const WillReceive scope;
   return transfer(store.handle, source.read_many(keys, pieces, into, options),
-                  store.handle->read_bytes, sum);
+                  store.handle->read_bytes, sum, answers);
 }
 
 // Keeps a Python object until it is let go of, by any thread.
@@ -465,9 +479,9 @@ std::shared_ptr<PyObject> kept(nb::handle object) {
 // Waits for a transfer of memory that is free again as soon as this returns. An interrupted wait
 // leaves the transfer going, and keeps what `keep` makes.
 template <typename Keep>
-void finish(const Future<void>& done, Keep keep) {
+void finish(const Future<void>& done, const std::weak_ptr<Answers>& answers, Keep keep) {
   try {
-    wait_for(done);
+    wait_for(done, answers);
   } catch (...) {
     done.on_done([kept = keep()](const Status&) {});
     throw;
@@ -482,7 +496,7 @@ nb::bytes read_bytes(StoreHandle& store, bool aligned, uint64_t bytes, Read read
   if (bytes == 0) return nb::bytes("", 0);
   if (aligned) {
     auto scratch = Scratch::make(*store.runtime, bytes);
-    finish(store.track(read(scratch->slice(bytes))), [&] { return scratch; });
+    finish(store.track(read(scratch->slice(bytes))), {}, [&] { return scratch; });
     store.read_bytes.add(bytes);
     return nb::bytes(scratch->data(), bytes);
   }
@@ -492,7 +506,9 @@ nb::bytes read_bytes(StoreHandle& store, bool aligned, uint64_t bytes, Read read
   if (made == nullptr) throw nb::python_error();
   auto into = nb::steal<nb::bytes>(made);
   const Slice memory{reinterpret_cast<std::byte*>(PyBytes_AS_STRING(made)), bytes};
-  finish(store.track(read(memory)), [&] { return kept(into); });
+  const auto answers = answers_of(*store.store);
+  const WillReceive scope;
+  finish(store.track(read(memory)), answers, [&] { return kept(into); });
   store.read_bytes.add(bytes);
   return into;
 }
@@ -562,7 +578,7 @@ void write_bytes(const PyTransaction& transaction, const Name& named_key, const 
     const WithoutGil without;  // where room is short it waits for some
     return transaction.box->store->track(staged.write(key, offset, from));
   }();
-  finish(done, [&] { return std::pair(scratch, kept(data)); });
+  finish(done, {}, [&] { return std::pair(scratch, kept(data)); });
   transaction.box->store->written_bytes.add(data.size());
 }
 
@@ -615,8 +631,8 @@ bool ready(const PyFuture& future) {
 nb::object wait(const PyFuture& future, std::optional<double> timeout) {
   if (future.store && !ready(future)) check_process(*future.store);
   const int64_t limit = timeout ? static_cast<int64_t>(std::max(0.0, *timeout) * 1e9) : -1;
-  const bool done = future.done.valid() ? wait_until_done(future.done, limit)
-                                        : wait_until_done(future.version, limit);
+  const bool done = future.done.valid() ? wait_until_done(future.done, limit, future.answers)
+                                        : wait_until_done(future.version, limit, future.answers);
   if (!done) {
     PyErr_SetString(PyExc_TimeoutError, "it is not done yet");
     throw nb::python_error();

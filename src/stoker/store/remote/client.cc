@@ -63,10 +63,14 @@ uint64_t number_of(Priority priority) { return static_cast<uint64_t>(priority); 
 Result<Answer> ask(const LinkPtr& link, Request request) {
   auto promise = std::make_shared<Promise<Answer>>();
   const Future<Answer> future = promise->future();
-  link->ask({.request = std::move(request),
-             .after = [promise](const Result<Answer>& answer, const std::byte*) {
-               promise->complete(answer);
-             }});
+  {
+    const WillReceive scope;
+    link->ask({.request = std::move(request),
+               .after = [promise](const Result<Answer>& answer, const std::byte*) {
+                 promise->complete(answer);
+               }});
+  }
+  link->receive_until([&] { return future.ready(); }, Answers::Time::max());
   return future.wait();
 }
 
@@ -287,7 +291,7 @@ struct Process {
   std::thread thread;  // runs the link
 };
 
-class RemoteStore final : public Store {
+class RemoteStore final : public Store, public HasAnswers {
  public:
   RemoteStore(std::string path, bool read_only) : path_(std::move(path)), read_only_(read_only) {}
   ~RemoteStore() override {
@@ -354,6 +358,11 @@ class RemoteStore final : public Store {
   Status remove(const std::vector<std::string>& keys) override {
     STOKER_ASSIGN(const LinkPtr link, connected());
     return ask_plainly(link, {.kind = Kind::remove_many, .keys = keys});
+  }
+  std::weak_ptr<Answers> answers() const override {
+    Process* const mine = process();
+    const std::lock_guard lock(mine->mutex);
+    return mine->link;
   }
   Future<void> snapshot(std::string_view name) override { return named(Kind::snapshot, name); }
   Future<void> drop(std::string_view name, Durability durability) override {

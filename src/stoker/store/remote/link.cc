@@ -18,12 +18,15 @@ constexpr size_t kMemory = 16 * kMiB;
 constexpr size_t kGranule = 64 * kKiB;
 constexpr size_t kAtOnce = kUnderWayMax / 2;  // so the server always reads
 constexpr size_t kUnpinAt = 16;
+// How long run() leaves the socket to those who wait, while none of them comes.
+constexpr std::chrono::milliseconds kAside{2};
 
 }  // namespace
 
 Link::Link(Fd socket, std::string path, Fd memory, Mapping mapping)
     : socket_(std::move(socket)),
       wake_(eventfd(0, EFD_CLOEXEC)),
+      turn_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       path_(std::move(path)),
       memory_fd_(std::move(memory)),
       memory_(std::move(mapping)),
@@ -35,7 +38,7 @@ Result<std::shared_ptr<Link>> Link::make(const std::string& path, bool read_only
   STOKER_ASSIGN(Mapping mapping, Mapping::make(memory.get(), 0, kMemory, Mapping::How::shared));
   auto link =
       std::make_shared<Link>(std::move(socket), path, std::move(memory), std::move(mapping));
-  if (!link->wake_) return fail(errno, "cannot make an eventfd");
+  if (!link->wake_ || !link->turn_) return fail(errno, "cannot make an eventfd");
   STOKER_TRY(link->greet(read_only));
   return link;
 }
@@ -78,6 +81,16 @@ Error Link::gone(const char* what) const {
       path_, what);
 }
 
+bool Link::waiter_receives() const {
+  const std::lock_guard lock(mutex_);
+  return waiter_;
+}
+
+uint64_t Link::received_by_waiters() const {
+  const std::lock_guard lock(mutex_);
+  return received_;
+}
+
 bool Link::lost() const {
   const std::lock_guard lock(mutex_);
   return lost_;
@@ -93,44 +106,133 @@ bool Link::lent(const Span& span) const {
 }
 
 void Link::run() {
-  using Clock = std::chrono::steady_clock;
-  const auto heartbeat = std::chrono::milliseconds(welcome_.heartbeat_ms);
-  auto heard = Clock::now();
-  auto pinged = heard;
-  for (;;) {
-    pollfd polled[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(pinged + heartbeat / 3 -
-                                                                            Clock::now());
-    const int ready = poll(polled, 2, static_cast<int>(std::max<int64_t>(0, left.count() + 1)));
-    if (ready < 0 && errno != EINTR) break;
-    if (polled[1].revents != 0) break;
-    if (Clock::now() >= pinged + heartbeat / 3) {
-      if (Clock::now() > heard + heartbeat && ready == 0) break;
-      pinged = Clock::now();
-      ping();
-    }
-    if (ready <= 0) continue;
-    heard = Clock::now();
-    auto packet = receive(socket_.get(), kAnswerMax);
-    if (!packet || !*packet || (*packet)->header.kind != Kind::answer) break;
-    auto answer = decode_answer(std::as_bytes(std::span((*packet)->body)));
-    if (!answer) break;
-    UnderWay one;
+  heard_ = pinged_ = std::chrono::steady_clock::now();
+  while (wait_for_one()) {
     {
       const std::lock_guard lock(mutex_);
-      const auto at = under_way_.find((*packet)->header.id);
-      if (at == under_way_.end()) continue;
-      one = std::move(at->second);
-      under_way_.erase(at);
+      if (receiving_) {
+        aside_ = true;
+        continue;
+      }
+      receiving_ = true;
     }
-    const auto error = answer->error;
-    finish(one, error ? Result<Answer>(*error) : Result<Answer>(std::move(*answer)));
-    pump();
+    const Received received = receive_one();
+    const std::lock_guard lock(mutex_);
+    receiving_ = false;
+    // Who waited for it was faster: the next one that is waited for is none of run()'s, too.
+    if (received == Received::none) aside_ = under_way_.size() + queue_.size() <= 1;
+    if (received == Received::end) break;
   }
   lose();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  left_.wait(lock, [this] { return !receiving_; });
   over_ = true;
   if (lent_ == 0) shutdown(socket_.get(), SHUT_RDWR);
+}
+
+// For run(): something is there to be received. False: the link is lost.
+bool Link::wait_for_one() {
+  using Clock = std::chrono::steady_clock;
+  const auto heartbeat = std::chrono::milliseconds(welcome_.heartbeat_ms);
+  bool long_wait = false;  // of one who waits, and calls attend() when it ends
+  for (uint64_t received = 0;;) {
+    bool aside = false, waiter = false;
+    {
+      const std::lock_guard lock(mutex_);
+      aside = aside_;
+      waiter = waiter_;
+      long_wait = long_wait && waiter && received == received_;
+      received = received_;
+    }
+    // The end of the connection is told whatever is asked for.
+    pollfd polled[3] = {{socket_.get(), static_cast<short>(aside ? 0 : POLLIN), 0},
+                        {wake_.get(), POLLIN, 0},
+                        {turn_.get(), POLLIN, 0}};
+    auto left = std::chrono::duration_cast<std::chrono::milliseconds>(pinged_ + heartbeat / 3 -
+                                                                      Clock::now());
+    if (aside && !long_wait) left = std::min(left, kAside);
+    const int ready = poll(polled, 3, static_cast<int>(std::max<int64_t>(0, left.count() + 1)));
+    if (ready < 0 && errno != EINTR) return false;
+    if (polled[1].revents != 0) return false;
+    uint64_t turn = 0;
+    if (polled[2].revents != 0) (void)!::read(turn_.get(), &turn, sizeof turn);
+    if (Clock::now() >= pinged_ + heartbeat / 3) {
+      if (Clock::now() > heard_.load() + heartbeat && ready == 0) return false;
+      pinged_ = Clock::now();
+      ping();
+      const std::lock_guard lock(mutex_);
+      aside_ = false;  // for its answer
+    }
+    if (ready > 0 && polled[0].revents != 0) {
+      if (!aside) return true;
+      const std::lock_guard lock(mutex_);
+      aside_ = false;  // the connection ended
+      continue;
+    }
+    if (!aside || ready != 0) continue;
+    const std::lock_guard lock(mutex_);
+    if (!receiving_ && received == received_) aside_ = false;
+    long_wait = waiter && waiter_ && received == received_;
+  }
+}
+
+Link::Received Link::receive_one() {
+  auto packet = receive(socket_.get(), kAnswerMax, false);
+  if (!packet && packet.error().sys_errno == EAGAIN) return Received::none;
+  if (!packet || !*packet || (*packet)->header.kind != Kind::answer) return Received::end;
+  heard_ = std::chrono::steady_clock::now();
+  auto answer = decode_answer(std::as_bytes(std::span((*packet)->body)));
+  if (!answer) return Received::end;
+  UnderWay one;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto at = under_way_.find((*packet)->header.id);
+    if (at == under_way_.end()) return Received::one;
+    one = std::move(at->second);
+    under_way_.erase(at);
+  }
+  const auto error = answer->error;
+  finish(one, error ? Result<Answer>(*error) : Result<Answer>(std::move(*answer)));
+  pump();
+  return Received::one;
+}
+
+void Link::receive_until(const std::function<bool()>& done, Time deadline) {
+  using Clock = std::chrono::steady_clock;
+  if (made_ != forks()) return;
+  const auto begun = Clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    if (lost_ || receiving_) return;
+    if (under_way_.size() + queue_.size() != 1) return attend();
+    receiving_ = waiter_ = true;
+  }
+  bool going = true;
+  while (going && !done()) {
+    pollfd polled[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    int patience = -1;
+    if (deadline != Time::max()) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+      if (left.count() <= 0) break;
+      patience = static_cast<int>(std::min<int64_t>(left.count(), 1'000'000));
+    }
+    if (poll(polled, 2, patience) < 0 && errno != EINTR) break;
+    if (polled[1].revents != 0) break;
+    if (polled[0].revents != 0) going = receive_one() != Received::end;
+  }
+  if (!going) lose();
+  const std::lock_guard lock(mutex_);
+  receiving_ = waiter_ = false;
+  ++received_;
+  // After a long wait run() looks no more whether anybody comes.
+  if (!under_way_.empty() || !queue_.empty() || Clock::now() > begun + kAside) attend();
+  if (lost_) left_.notify_all();
+}
+
+void Link::attend() {
+  if (!std::exchange(aside_, false)) return;
+  const uint64_t turn = 1;
+  (void)!::write(turn_.get(), &turn, sizeof turn);
 }
 
 // Waits for room until the link is lost; run() sees that the other side closed it.
@@ -218,6 +320,7 @@ bool Link::take(Call& call) {
   if (made_ != forks()) return false;
   const std::lock_guard lock(mutex_);
   if (lost_) return false;
+  if (!WillReceive::here()) attend();
   queue_.push_back(std::move(call));
   return true;
 }

@@ -1,7 +1,10 @@
 // Link: one connection of a client. What is asked goes out in order, as far as the limits of
-// docs/formats/serve.md allow; answers come on one thread.
+// docs/formats/serve.md allow. One thread at a time receives answers: that of run(), or one that
+// waits for the only answer that is to come. It saves the switch from the one to the other.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -11,6 +14,7 @@
 #include <vector>
 
 #include "stoker/base/fork.h"
+#include "stoker/store/answers.h"
 #include "stoker/store/remote/socket.h"
 
 namespace stoker::remote {
@@ -21,11 +25,11 @@ struct Call {
   size_t memory = 0;  // in the client's memory, while it is under way
   // Before it is sent, on any thread: puts there what is written.
   std::function<void(std::byte* memory)> before = {};
-  // Once, on the thread of the link, or of whoever found the link lost. Must not block.
+  // Once, on the thread that received it, or that found the link lost. Must not block.
   std::function<void(const Result<Answer>& answer, const std::byte* memory)> after = {};
 };
 
-class Link {
+class Link final : public Answers {
  public:
   // Greets the server and waits for its welcome.
   static Result<std::shared_ptr<Link>> make(const std::string& path, bool read_only);
@@ -34,13 +38,14 @@ class Link {
   void run();   // receives until the link is lost
   void lose();  // any thread: what is under way fails, and run() returns soon
   // What the server lent lives on, also when the link is lost: the server sees the connection end
-  // when the last of it was given back. lend() is called on the thread of the link.
+  // when the last of it was given back. lend() is called by `after`.
   void lend();
   void give_back(const Span& span);
   bool lost() const;
 
   // Never waits for an answer. In a forked process it fails: the link is its parent's.
   void ask(Call call);
+  void receive_until(const std::function<bool()>& done, Time deadline) override;
   void unpin(const std::vector<Span>& spans);
 
   const Welcome& welcome() const { return welcome_; }
@@ -50,14 +55,21 @@ class Link {
   // Whether this span lies in the blocks.
   bool lent(const Span& span) const;
   uint64_t place_of(const std::byte* memory) const;  // of what `after` was given
+  // Whether a thread that waits receives, and how often one did.
+  bool waiter_receives() const;
+  uint64_t received_by_waiters() const;
 
  private:
+  enum class Received : uint8_t { one, none, end };
   struct UnderWay {
     Call call;
     size_t place = 0;
   };
   Status greet(bool read_only);
   bool take(Call& call);
+  bool wait_for_one();
+  Received receive_one();
+  void attend();  // with the mutex: somebody receives what is under way
   Error gone(const char* what) const;
   void pump();
   void finish(UnderWay& one, const Result<Answer>& answer);
@@ -69,6 +81,7 @@ class Link {
   const uint64_t made_ = forks();
   const Fd socket_;
   const Fd wake_;  // readable once the link is lost
+  const Fd turn_;  // readable when run() shall receive again
   const std::string path_;
   const Fd memory_fd_;
   const Mapping memory_;
@@ -76,9 +89,17 @@ class Link {
   Fd blocks_fd_;
   Mapping blocks_;
 
+  std::atomic<Time> heard_{};
+  Time pinged_;  // of run()
+
   std::mutex sending_;                // before mutex_; the order of what is sent
   mutable std::mutex mutex_;          // guards what follows
   bool lost_ = false, over_ = false;  // over: run() returned
+  bool receiving_ = false;            // some thread is
+  bool waiter_ = false;               // and it is one that waits
+  bool aside_ = false;                // run() leaves it to those who wait
+  uint64_t received_ = 0;             // how often somebody did
+  std::condition_variable left_;      // receiving_ is false, and the link is lost
   size_t lent_ = 0;                   // views that live
   uint64_t next_id_ = 1;              // 0 is that of pings
   std::deque<Call> queue_;

@@ -136,6 +136,101 @@ TEST_F(Remote, WhatIsThereWaitsForNoWorker) {
             0);
 }
 
+std::shared_ptr<remote::Link> link_of(const Store& client) {
+  return std::static_pointer_cast<remote::Link>(
+      dynamic_cast<const HasAnswers&>(client).answers().lock());
+}
+
+// And those of others, while it waits.
+TEST_F(Remote, WhoWaitsReceivesItsAnswer) {
+  auto held = std::make_unique<HeldReads>(std::move(inner_));
+  HeldReads* const reads = held.get();
+  inner_ = std::move(held);
+  start();
+  const Bytes bytes = pattern(128 * kKiB, 1);
+  ASSERT_OK(put(*inner_, "a", bytes));
+  const auto link = link_of(*client_);
+  reads->hold();
+  Bytes into(64 * kKiB), behind(64 * kKiB);
+  const auto first = client_->read("a", 0, slice_of(into));
+  std::thread waiter(
+      [&] { link->receive_until([&] { return first.ready(); }, Answers::Time::max()); });
+  while (!link->waiter_receives()) std::this_thread::yield();
+  const auto second = client_->read("a", 64 * kKiB, slice_of(behind));
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i)
+    callers.emplace_back([&] {
+      for (int each = 0; each < 20; ++each) EXPECT_OK(client_->stat("a"));
+    });
+  for (auto& each : callers) each.join();
+  EXPECT_TRUE(link->waiter_receives());
+  EXPECT_EQ(link->received_by_waiters(), 0U) << "it still waits";
+  reads->let_go();
+  EXPECT_OK(first.wait());
+  EXPECT_OK(second.wait()) << "nobody who waits receives it";
+  waiter.join();
+  EXPECT_EQ(link->received_by_waiters(), 1U);
+  EXPECT_EQ(into, Bytes(bytes.begin(), bytes.begin() + 64 * kKiB));
+  EXPECT_EQ(behind, Bytes(bytes.begin() + 64 * kKiB, bytes.end()));
+}
+
+TEST_F(Remote, AnAnswerIsReceivedWhenWhoWaitedForItIsGone) {
+  auto held = std::make_unique<HeldReads>(std::move(inner_));
+  HeldReads* const reads = held.get();
+  inner_ = std::move(held);
+  start();
+  const Bytes bytes = pattern(1000, 1);
+  ASSERT_OK(put(*inner_, "a", bytes));
+  const auto link = link_of(*client_);
+  for (int each = 0; each < 20; ++each) {
+    reads->hold();
+    Bytes into(1000);
+    const auto read = client_->read("a", 0, slice_of(into));
+    const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(each % 4);
+    link->receive_until([&] { return read.ready(); }, soon);
+    reads->let_go();
+    EXPECT_OK(read.wait());
+    EXPECT_EQ(into, bytes);
+    ASSERT_OK(client_->forget("a", 0, 1000));  // of the server's blocks
+  }
+}
+
+TEST_F(Remote, AnAnswerThatNobodyReceivesComesAllTheSame) {
+  start();
+  const Bytes bytes = pattern(1000, 1);
+  ASSERT_OK(put(*inner_, "a", bytes));
+  for (int each = 0; each < 20; ++each) {
+    EXPECT_OK(client_->stat("a"));  // received by who waits
+    const WillReceive scope;
+    Bytes into(1000);
+    EXPECT_OK(client_->read("a", 0, slice_of(into)).wait());
+    EXPECT_EQ(into, bytes);
+  }
+}
+
+TEST_F(Remote, ManyThreadsOfOneClientWaitAndReceive) {
+  start();
+  const Bytes bytes = pattern(256 * kKiB, 1);
+  ASSERT_OK(put(*inner_, "a", bytes));
+  const auto link = link_of(*client_);
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < 6; ++i)
+    threads.emplace_back([&, i] {
+      Bytes into(1000 * (i + 1));
+      for (uint64_t each = 0; each < 300; ++each) {
+        const uint64_t offset = (each * 7919 + i * 104'729) % (bytes.size() - into.size());
+        const bool receives = each % 3 != 0;
+        std::optional<WillReceive> scope;
+        if (receives) scope.emplace();
+        const auto read = client_->read("a", offset, slice_of(into));
+        if (receives) link->receive_until([&] { return read.ready(); }, Answers::Time::max());
+        ASSERT_OK(read.wait());
+        ASSERT_EQ(std::memcmp(into.data(), bytes.data() + offset, into.size()), 0);
+      }
+    });
+  for (auto& each : threads) each.join();
+}
+
 // Pages of some objects each. What is left of a list waits for the client, if there is memory.
 TEST_F(Remote, ListsComeInPages) {
   options_.list_bytes = 1000;
@@ -553,26 +648,34 @@ TEST_F(Remote, WhenTheServerEndsItIsUnavailableUntilItIsBack) {
   EXPECT_EQ(code_of(change->resize("a", 10)), Code::unavailable) << "it is of a connection before";
 }
 
-TEST_F(Remote, ACommitWhoseAnswerIsLostIsInDoubt) {
-  const int listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  const Fd listener(listening);
-  sockaddr_storage raw{};
-  raw.ss_family = AF_UNIX;
-  std::memcpy(reinterpret_cast<char*>(&raw) + sizeof(sa_family_t), options_.path.data(),
-              options_.path.size());
-  ASSERT_EQ(bind(listening, reinterpret_cast<sockaddr*>(&raw),
-                 static_cast<socklen_t>(sizeof(sa_family_t) + options_.path.size() + 1)),
-            0);
-  ASSERT_EQ(listen(listening, 1), 0);
-  // Answers hello and begin, and dies when it has the commit.
-  std::thread dies([&] {
-    const Fd client(accept(listening, nullptr, nullptr));
-    for (int i = 0; i < 3; ++i) {
+// A server that answers hello and begin, and dies when it has another request, and shall.
+class Dies {
+ public:
+  explicit Dies(const std::string& path)
+      : listener_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+    sockaddr_storage raw{};
+    raw.ss_family = AF_UNIX;
+    std::memcpy(reinterpret_cast<char*>(&raw) + sizeof(sa_family_t), path.data(), path.size());
+    EXPECT_EQ(bind(listener_.get(), reinterpret_cast<sockaddr*>(&raw),
+                   static_cast<socklen_t>(sizeof(sa_family_t) + path.size() + 1)),
+              0);
+    EXPECT_EQ(listen(listener_.get(), 1), 0);
+    thread_ = std::thread([this] { run(); });
+  }
+  void die() { dying_ = true; }
+  void join() { thread_.join(); }
+
+ private:
+  void run() {
+    const Fd client(accept(listener_.get(), nullptr, nullptr));
+    for (;;) {
       const auto packet = remote::receive(client.get(), remote::kRequestMax);
-      if (i == 2 || !packet || !*packet) return;
+      if (!packet || !*packet) return;
+      const Kind kind = (*packet)->header.kind;
+      if (kind != Kind::hello && kind != Kind::begin) break;
       remote::Answer answer{.number = 1};
       Fd fd;
-      if (i == 0) {
+      if (kind == Kind::hello) {
         answer.blob = remote::Welcome{{}, 30'000, 0}.encode();
         fd = std::move(*remote::make_memory("test", 0));
       }
@@ -580,12 +683,41 @@ TEST_F(Remote, ACommitWhoseAnswerIsLostIsInDoubt) {
                                             remote::encode(answer), std::move(fd));
       remote::send(client.get(), *message, true);
     }
-  });
+    while (!dying_) std::this_thread::yield();
+  }
+  const Fd listener_;
+  std::atomic<bool> dying_{false};
+  std::thread thread_;
+};
+
+TEST_F(Remote, ACommitWhoseAnswerIsLostIsInDoubt) {
+  Dies server(options_.path);
+  server.die();
   auto client = connect();
   ASSERT_OK(client);
   const auto change = std::move(*(*client)->begin());
   EXPECT_EQ(code_of(change->commit(Durability::durable).wait()), Code::in_doubt);
-  dies.join();
+  server.join();
+  std::filesystem::remove(options_.path);
+}
+
+TEST_F(Remote, AServerThatDiesWhileACallerReceivesIsUnavailable) {
+  Dies server(options_.path);
+  auto client = connect();
+  ASSERT_OK(client);
+  const auto link = link_of(**client);
+  Bytes into(1000);
+  const auto read = (*client)->read("a", 0, slice_of(into));
+  std::thread waiter(
+      [&] { link->receive_until([&] { return read.ready(); }, Answers::Time::max()); });
+  while (!link->waiter_receives()) std::this_thread::yield();
+  const auto other = (*client)->read("a", 5, slice_of(into));
+  server.die();
+  EXPECT_EQ(code_of(read.wait()), Code::unavailable);
+  EXPECT_EQ(code_of(other.wait()), Code::unavailable);
+  waiter.join();
+  server.join();
+  EXPECT_TRUE(link->lost());
   std::filesystem::remove(options_.path);
 }
 

@@ -57,7 +57,7 @@ Sent send(int socket, const Outgoing& message, bool wait) {
   }
 }
 
-Result<std::optional<Packet>> receive(int socket, size_t body_max) {
+Result<std::optional<Packet>> receive(int socket, size_t body_max, bool wait) {
   char bytes[kMessageMax];
   iovec into{bytes, sizeof bytes};
   msghdr packet{};
@@ -69,7 +69,7 @@ Result<std::optional<Packet>> receive(int socket, size_t body_max) {
   packet.msg_controllen = sizeof control;
   ssize_t got = 0;
   do {
-    got = recvmsg(socket, &packet, MSG_CMSG_CLOEXEC);
+    got = recvmsg(socket, &packet, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT));
   } while (got < 0 && errno == EINTR);
   if (got < 0) return fail(errno, "cannot receive from the other side");
   std::vector<Fd> fds;

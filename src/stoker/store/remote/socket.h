@@ -30,8 +30,9 @@ struct Outgoing {
 Result<Outgoing> outgoing(const Header& header, std::string body, Fd fd = {});
 // later: there is no room now, only without `wait`.
 Sent send(int socket, const Outgoing& message, bool wait);
-// Nothing: the other side closed it. Waits for one; a body has at most so many bytes.
-Result<std::optional<Packet>> receive(int socket, size_t body_max);
+// Nothing: the other side closed it. A body has at most so many bytes. Without `wait` there may be
+// none yet: EAGAIN.
+Result<std::optional<Packet>> receive(int socket, size_t body_max, bool wait = true);
 
 // unavailable: nobody listens there.
 Result<Fd> connect_to(const std::string& path);
