@@ -216,6 +216,37 @@ def full_disk(tell, rank, world, store, victim) -> None:
     ckpt.close()
 
 
+def freezes(tell, rank, world, store) -> None:
+    """Saves often, most weights frozen: what each save wrote of safetensors files, and took over."""
+    model, _ = made(world, "float32", 0, None)
+    for name, param in model.named_parameters():
+        param.requires_grad_(name.startswith("layers.1."))
+    left = [param for param in model.parameters() if param.requires_grad]
+    opt = torch.optim.AdamW(left, lr=1e-2)
+    ckpt = stoker.Checkpoints(store, keep=10)
+    tier, wrote = ckpt._tiers[0], []
+    really = tier.write
+
+    def write(name, whole, *given):
+        if whole.name.endswith(".safetensors"):
+            wrote.append(whole.bytes)
+        return really(name, whole, *given)
+
+    tier.write = write
+    for step in range(1, 6):
+        trained(model, opt, range(step, step + 1))
+        if step == 3:  # the loop edits a frozen weight, of which each rank has a part
+            with torch.no_grad():
+                next(model.layers[0].parameters()).add_(1.0)
+        if step == 4 and rank == 0:
+            ckpt._anew.add(tier.composition)  # as after damage of the newest
+        taken = ckpt.costs.taken_bytes
+        ckpt.save(step, model=model, optimizer=opt).wait(timeout=60)
+        tell(wrote=sum(wrote), taken=ckpt.costs.taken_bytes - taken, digests=digests(model, opt))
+        wrote.clear()
+    ckpt.close()
+
+
 def ends(tell, rank, world, store, victim) -> None:
     """One rank gets SIGTERM: all save and end."""
     model, opt = made(world, "float32", 0, None)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import sharded_run
+import stoker
 from fsdp_run import Group
 from stoker.checkpoint.manifest import Manifest
 from stoker.ckpt import cli as ckpt_cli
@@ -76,6 +77,30 @@ def test_one_process_saves_and_ranks_restore(tmp_path):
     tell = Alone()
     sharded_run.save(tell, 0, 0, folder, dtype="bfloat16")
     same_as([tell.lines], loaded(tmp_path, 2, folder, dtype="bfloat16"))
+
+
+def test_frozen_files_are_taken_over(tmp_path):
+    folder = tmp_path / "run"
+    told = ran(tmp_path, 2, sharded_run.freezes, store=folder)
+    steps = [[each[i] for each in told] for i in range(5)]
+    wrote = [sum(each["wrote"] for each in step) for step in steps]
+    taken = [sum(each["taken"] for each in step) for step in steps]
+    made = [next(folder.glob(f"step-00000{i}-*")) for i in range(1, 6)]
+    sizes = lambda paths: sum(path.stat().st_size for path in paths)
+    all_of_them = [sizes(each.glob("*.safetensors")) for each in made]
+    assert [a + b for a, b in zip(wrote, taken)] == all_of_them
+    assert taken[0] == taken[3] == 0  # the first, and the one behind a damaged one
+    assert wrote[1] == wrote[4] == all_of_them[0] - taken[1]
+    assert 0 < taken[2] < taken[1] == taken[4]  # the file with the edited weight was written
+    inodes = [{path.name: path.stat().st_ino for path in each.iterdir()} for each in made]
+    linked = [path for path in made[1].iterdir() if inodes[0].get(path.name) == path.stat().st_ino]
+    assert len(linked) == 2 and sizes(linked) == taken[1]  # one a rank
+    for folder_of, step in zip(made, steps):
+        with stoker.Checkpoints(folder) as ckpt:
+            weights = next(ckpt.readers(int(folder_of.name[5:11]))).weights()
+        for name, was in step[0]["digests"].items():
+            if name.endswith(" "):
+                assert sharded_run.digest(weights[name.strip()]) == was, name
 
 
 def test_copies_of_shards_are_written_once(tmp_path):

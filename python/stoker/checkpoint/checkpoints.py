@@ -556,7 +556,11 @@ class Checkpoints:
         if isinstance(contents, Share):
             copied = lambda: handle.reached("copied")
             ends = lambda *all_of_it: commit(tier, name, *all_of_it, said)
-            return contents.write(tier, name, self._ring, copied, ends)
+            anew = tier.composition in self._anew
+            written = contents.write(tier, name, self._ring, copied, ends, anew)
+            self._anew.discard(tier.composition)
+            self.costs.taken_bytes += contents.taken_bytes
+            return written
         hashes = []
         left = len(contents.files)
 

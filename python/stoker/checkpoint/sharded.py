@@ -1,7 +1,8 @@
 """A checkpoint that several ranks write together, each its own files (docs/formats/checkpoint.md).
 
 Weights: each tensor has an owner, by balanced bytes; the owner gathers it and writes it whole, so
-the safetensors files are those of one process. All other sharded tensors stay where they are: each
+the safetensors files are those of one process. Frozen ones lie in files of their own; what the
+checkpoint before has of them the store takes over. All other sharded tensors stay where they are: each
 rank's pack holds its rectangles. Everything else is as rank 0 has it, but for the random states.
 """
 
@@ -33,6 +34,7 @@ from stoker.checkpoint.state import (
 )
 from stoker.checkpoint.tensors import Layout, Spec
 from stoker.checkpoint.together import Arriving, Away, Passing, Together, Weight
+from stoker.checkpoint.unchanged import Before
 from stoker.checkpoint.workspace import Ring, Tier
 from stoker.errors import InvalidArgument, NotFound
 from stoker.offload.ranks.ranks import sharded_modules
@@ -60,6 +62,8 @@ class Share:
         self._parts: list[tuple[int, Any]] = []
         self._pieces: list[Piece] = []  # of this rank's pack; their places come later
         self._cuts: dict[int, tuple[list[int], list[int]]] = {}  # whole shape, begin; by piece
+        self._frozen: list[Layout] = []  # of all ranks
+        self.taken_bytes = 0  # of this rank's files that the store took over
         for module in sharded_modules(model):
             module.reshard()
         away: dict[str, tuple[Spec, Source]] = {}
@@ -119,12 +123,17 @@ class Share:
                 first[same] = name
                 found[name] = tensor
         buffers = {plain(name) for name, _ in model.named_buffers(remove_duplicate=False)}
-        load = [0] * self._together.world
+        # Apart, as frozen ones are seldom written.
+        loads = {trained: [0] * self._together.world for trained in (True, False)}
         weights = []
         order = sorted(found.items(), key=lambda each: (-each[1].numel(), each[0]))
         for name, tensor in order:
-            spec = Spec(name, tensor.dtype, tuple(tensor.shape))
-            cut = shards.is_sharded(tensor)
+            if name in away:
+                trained = away[name][0].trained
+            else:
+                trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+            spec = Spec(name, tensor.dtype, tuple(tensor.shape), trained or name in buffers)
+            cut, load = shards.is_sharded(tensor), loads[spec.trained]
             owner = load.index(min(load)) if cut else 0  # rank 0's buffers count
             load[owner] += spec.bytes
             if cut:
@@ -144,8 +153,13 @@ class Share:
 
     def _lay_out(self, weights: list[Weight], model: nn.Module, files: dict[str, bytes]) -> None:
         world = self._together.world
-        by_owner = [[each.spec for each in weights if each.owner == rank] for rank in range(world)]
-        layouts, index = tensors.lay_out(by_owner)
+        apart = [
+            [each.spec for each in weights if each.owner == rank and each.spec.trained == trained]
+            for rank in range(world)
+            for trained in (True, False)
+        ]
+        layouts, index = tensors.lay_out(apart)
+        self._frozen = [layout for layout in layouts if layout.frozen]
         by_name = {each.spec.name: each for each in weights}
         of_rank: list[list[Weight]] = [[] for _ in range(world)]
         for layout in layouts:
@@ -185,7 +199,7 @@ class Share:
                 else Tensor(placed.spec.name, weight.tensor)
             )
             places.append(Part(placed.offset, size, source))
-        return Whole(layout.name, layout.bytes, places)
+        return Whole(layout.name, layout.bytes, places, layout.frozen)
 
     def _part(self, where: str, tensor: torch.Tensor) -> int | None:
         """A tensor of a state: the number of its piece; None if it is small and not sharded."""
@@ -228,12 +242,15 @@ class Share:
         ring: Ring,
         copied: Callable[[], None],
         commit: Callable[[list[File], list[list[bytes]], Contents], Any],
+        anew: bool = False,
     ) -> int:
         """On the thread that saves. All ranks return when the checkpoint is durable, or raise. The
-        bytes that this rank wrote."""
+        bytes of this rank's files. `anew`, of rank 0: no file is taken over from the checkpoint
+        before."""
         back = self._together.back
+        taken = self._take_over(tier, name, ring, anew) if self._frozen else {}
         try:
-            files, hashes = self._write_own(tier, name, ring, copied)
+            files, hashes = self._write_own(tier, name, ring, copied, taken)
         except BaseException as error:
             back.tell("written", error)
             raise
@@ -251,8 +268,59 @@ class Share:
         back.exchange("committed")
         return sum(each.bytes for each in files)
 
+    def _take_over(self, tier: Tier, name: Name, ring: Ring, anew: bool) -> dict[str, list[bytes]]:
+        """Brings frozen files to their owners, which compare them with those of the checkpoint
+        before. What is the same the store takes over; the rest is brought once more to be written.
+        The hashes of this rank's files that were taken over."""
+        back = self._together.back
+        numbers = {layout.name: i for i, layout in enumerate(self._frozen)}
+
+        def candidates() -> tuple[Before, list[Whole]]:
+            own = [each for each in self._contents.files if each.frozen]
+            before = Before(tier) if own else None
+            return before, [each for each in own if before.has_as_long(each.bytes)]
+
+        before, own = back.guard("frozen", candidates)
+        mine = {"files": [numbers[each.name] for each in own], "anew": anew}
+        told = back.exchange("frozen", facts=mine)
+        tried = {number for each in told for number in each["files"]}
+        if told[0]["anew"] or not tried:
+            return {}
+        hashes = back.guard("taken over", lambda: self._compare(before, name, own, tried, ring))
+        found = back.exchange("taken over", facts=[numbers[each] for each in hashes])
+        self._passing.leave_out(self._names({number for each in found for number in each}))
+        return hashes
+
+    def _compare(
+        self, before: Before, name: Name, own: list[Whole], tried: set[int], ring: Ring
+    ) -> dict[str, list[bytes]]:
+        """The hashes of those of `own` that the store took over. `tried`: files of all ranks."""
+        taken = {}
+        self._passing.start(self._names(tried))
+        try:
+            for whole in own:
+                of_file = before.hashes_of(whole, ring, to_the_end=True)
+                if of_file and before.take(name, whole.name, whole.bytes, of_file):
+                    taken[whole.name] = of_file
+                    self.taken_bytes += whole.bytes
+        except BaseException:
+            self._passing.give_up()
+            raise
+        finally:
+            self._passing.finish()
+        return taken
+
+    def _names(self, numbers: set[int]) -> set[str]:
+        """Of the tensors in these frozen files."""
+        return {each.spec.name for number in numbers for each in self._frozen[number].tensors}
+
     def _write_own(
-        self, tier: Tier, name: Name, ring: Ring, copied: Callable[[], None]
+        self,
+        tier: Tier,
+        name: Name,
+        ring: Ring,
+        copied: Callable[[], None],
+        taken: dict[str, list[bytes]],
     ) -> tuple[list[File], list[list[bytes]]]:
         if self._parts:
             pack = f"state-{self._together.rank:05}.pack"
@@ -266,7 +334,8 @@ class Share:
         files, hashes = [], []
         try:
             for whole in self._contents.files:
-                hashes.append(tier.write(name, whole, ring, lambda: None))
+                of_file = taken.get(whole.name)
+                hashes.append(of_file or tier.write(name, whole, ring, lambda: None))
                 files.append(File(whole.name, whole.bytes, chunks_in(whole.bytes)))
         except BaseException:
             self._passing.give_up()

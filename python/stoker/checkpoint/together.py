@@ -115,16 +115,35 @@ class Passing:
         self._arrived: queue.Queue[torch.Tensor] = queue.Queue(maxsize=1)
         self._unwanted = threading.Event()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="stoker gather", daemon=True)
+        self._left_out: set[str] = set()
+        self._thread: threading.Thread | None = None
 
     @property
     def plan(self) -> str:
         """Which tensors come from where, in which order: a digest."""
-        said = [(each.spec.name, each.owner, str(each.division)) for each in self._weights]
+        said = [
+            (each.spec.name, each.owner, each.spec.trained, str(each.division))
+            for each in self._weights
+        ]
         return hashlib.sha256(repr(said).encode()).hexdigest()
 
-    def start(self) -> None:
+    def start(self, names: set[str] | None = None) -> None:
+        """Passes those of these names; None: all that are not left out. Once finish() has returned
+        it may be called again."""
+        chosen = [
+            (tag, weight, version)
+            for tag, (weight, version) in enumerate(zip(self._weights, self._versions), 1)
+            if weight.spec.name not in self._left_out
+            and (names is None or weight.spec.name in names)
+        ]
+        self._thread = threading.Thread(
+            target=self._run, args=(chosen,), name="stoker gather", daemon=True
+        )
         self._thread.start()
+
+    def leave_out(self, names: set[str]) -> None:
+        """Nobody needs these any more. Said by all ranks alike."""
+        self._left_out |= names
 
     def next(self) -> torch.Tensor:
         """The next tensor of this owner, whole, in host memory."""
@@ -146,11 +165,11 @@ class Passing:
         if self._error is not None:
             raise self._error
 
-    def _run(self) -> None:
+    def _run(self, chosen: list[tuple[int, Weight, int]]) -> None:
         edited: BaseException | None = None
         try:
-            for tag, (weight, version) in enumerate(zip(self._weights, self._versions)):
-                self._pass(tag + 1, weight)
+            for tag, weight, version in chosen:
+                self._pass(tag, weight)
                 if _version(weight) != version and edited is None:
                     edited = Edited(
                         f"{weight.spec.name} was changed while it was being saved; change tensors"

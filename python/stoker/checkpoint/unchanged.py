@@ -53,9 +53,13 @@ class Before:
                 self._files[file.bytes, hashes] = f"{name}/{there}", taken
             return
 
-    def hashes_of(self, whole: Whole, ring: Ring) -> list[bytes] | None:
+    def has_as_long(self, size: int) -> bool:
+        """Whether a file here has so many bytes."""
+        return any(length == size for length, _ in self._files)
+
+    def hashes_of(self, whole: Whole, ring: Ring, to_the_end: bool = False) -> list[bytes] | None:
         """The hashes of a file's chunks, if one of the files here has the same; it is read only as
-        long as one may."""
+        long as one may, or `to_the_end`."""
         left = [hashes for size, hashes in self._files if size == whole.bytes]
         found: list[bytes] = []
         if not left:
@@ -69,9 +73,9 @@ class Before:
             finally:
                 ring.give(buffer)
             left = [hashes for hashes in left if hashes[i] == found[i]]
-            if not left:
+            if not left and not to_the_end:
                 return None
-        return found
+        return found if left else None
 
     def take(
         self, name: Name, file: str, size: int, hashes: list[bytes], reduced: bool = False
