@@ -17,7 +17,7 @@ from torch import nn
 
 import stoker
 from stoker import errors
-from stoker.checkpoint import reduction
+from stoker.checkpoint import commits, reduction
 from stoker.checkpoint.manifest import (
     CHUNK,
     MANIFEST,
@@ -395,6 +395,56 @@ def test_a_failed_copy_keeps_no_memory_while_its_error_lives(tmp_path, monkeypat
             assert len(ckpt._ring._free) == free
         monkeypatch.undo()
     assert len(list((tmp_path / "run").glob(f"step-*/{MANIFEST}"))) == 2
+
+
+def test_a_killed_copy_leaves_nothing_beside_a_later_one(saved, tmp_path, monkeypatch):
+    """In whichever form the two are, and also where the later one was killed behind its manifest,
+    or ended before the other."""
+    run, far = str(saved[0] / "run"), tmp_path / "far"
+    copy = lambda how: main(["cp", run, str(far), "--reduce", how])
+    names = {"off": {PACK}, "on": {SMALL, REDUCED_TABLE}}
+    really = Tier.put_manifest
+    for killed, later in (("on", "off"), ("off", "on")):
+        with monkeypatch.context() as patched:  # as kill -9 before the manifest
+            patched.setattr(Tier, "put_manifest", fails)
+            patched.setattr(Tier, "remove_quietly", lambda *_: None)
+            assert copy(killed) != 0
+        left = {each.name for each in folder_in(far).iterdir()}
+        assert names[killed] <= left and MANIFEST not in left
+        assert copy(later) == 0
+        left = {each.name for each in folder_in(far).iterdir()}
+        assert names[later] <= left and not names[killed] & left
+        loads(far, saved[1])
+        with monkeypatch.context() as patched:  # as kill -9 behind the manifest
+            shutil.rmtree(far)
+            patched.setattr(Tier, "put_manifest", fails)
+            patched.setattr(Tier, "remove_quietly", lambda *_: None)
+            assert copy(killed) != 0
+            patched.setattr(Tier, "put_manifest", really)
+            patched.setattr(commits, "tidy", lambda *_: None)
+            assert copy(later) == 0
+        assert names[killed] <= {each.name for each in folder_in(far).iterdir()}
+        assert copy(later) == 0  # which finds it there
+        assert not names[killed] & {each.name for each in folder_in(far).iterdir()}
+        loads(far, saved[1])
+        shutil.rmtree(far)
+    meanwhile = [True]
+
+    def put_manifest(tier, *given):
+        if meanwhile and meanwhile.pop():  # another program copies it plain, and is faster
+            with monkeypatch.context() as patched:  # before this one has written
+                patched.setattr(commits, "tidy", lambda *_: None)
+                assert copy("off") == 0
+        really(tier, *given)
+
+    monkeypatch.setattr(Tier, "put_manifest", put_manifest)
+    assert copy("on") != 0
+    assert not names["on"] & {each.name for each in folder_in(far).iterdir()}
+    loads(far, saved[1])
+
+
+def fails(*_) -> None:
+    raise errors.IoError("the program was killed")
 
 
 def test_another_checkpoint_of_the_same_name_mends_nothing(copy, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from stoker.checkpoint.manifest import (
     MANIFEST,
+    REDUCED,
     REDUCED_TABLE,
     TABLE,
     File,
@@ -26,7 +28,9 @@ from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.state import Contents
 from stoker.checkpoint.unchanged import Before
 from stoker.checkpoint.workspace import Ring, Tier
-from stoker.errors import Corruption, Mismatch, NotFound
+from stoker.errors import Conflict, Corruption, Mismatch, NotFound, StokerError
+
+log = logging.getLogger("stoker")
 
 
 def composition_of(store: str | os.PathLike) -> str:
@@ -78,6 +82,7 @@ def copy_checkpoint(
     `anew`: no file is taken over from the checkpoint before. `reduction`: which files get smaller
     there; None: none."""
     if name in to.names():
+        tidy(to, name)
         return
     reader = Reader(source, name, ring, [])
     reduction = reduction or Reduction("off")
@@ -111,9 +116,23 @@ def copy_checkpoint(
                 to.put(name, REDUCED_TABLE, dump_reduced(_in_order(made, reduced)))
             text = made.dump()
         to.put_manifest(name, text, made.objects_there)
-    except BaseException:
+        tidy(to, name)
+    except BaseException as error:
         to.remove_quietly(name)
+        if isinstance(error, Conflict):  # another program has copied it, perhaps in other forms
+            tidy(to, name)
         raise
+
+
+def tidy(tier: Tier, name: Name) -> None:
+    """Removes what another copy of this checkpoint left, which was killed or came second: files in
+    the form, plain or reduced, that the manifest does not name. Garbage where that fails."""
+    try:
+        manifest = tier.manifest(name)
+        forms = {form for each in manifest.files for form in (each.name, each.name + REDUCED)}
+        tier.remove_files(name, {*forms, REDUCED_TABLE} - set(manifest.objects_there))
+    except StokerError as error:
+        log.info("what other copies left in %s stays: %s", tier.where(name), error)
 
 
 def as_stored(manifest: Manifest, reduced: dict[str, list[Stored]]) -> Manifest:

@@ -245,6 +245,12 @@ class Tier:
         with contextlib.suppress(NotFound):
             self._remove(name, MANIFEST)
 
+    def remove_files(self, name: Name, files: set[str]) -> None:
+        """Those of them that are there."""
+        for each in self.store.list(f"{name}/"):
+            if (file := each["key"].partition("/")[2]) in files:
+                self._remove(name, file)
+
     def remove_quietly(self, name: Name) -> None:
         """What is left of an attempt that came to nothing; garbage where that fails. Where another
         writer has made it a checkpoint meanwhile, it stays."""

@@ -23,6 +23,7 @@ from stoker.checkpoint.commits import (
     copy_checkpoint,
     removable,
     sound,
+    tidy,
 )
 from stoker.checkpoint.manifest import MANIFEST, TABLE, Manifest, Name
 from stoker.checkpoint.reading import Reader
@@ -349,6 +350,7 @@ def _cp(args: argparse.Namespace, stores: _Stores) -> int:
     with _bar(source.manifest(name).bytes, "copy") as bar:
         if there:
             Reader(to, name, stores.ring, []).verify(bar.update)
+            tidy(to, name)
         else:
             how = Reduction(args.reduce or _how(source.manifest(name)))
             copy_checkpoint(source, to, name, stores.ring, bar.update, reduction=how)
