@@ -6,10 +6,13 @@ It serves the same on 127.0.0.1, 127.0.0.2 and 127.0.0.3.
 
 - `POST /_control` takes {"faults": [...], "conditions": bool, "skew": seconds, "tokens": [...],
   "page": keys, "checksums": bool (parts of uploads have a CRC32C), "etags": bool (GET names one),
-  "opaque": bool (an upload's ETag says nothing of its parts), "clear": bool}.
+  "opaque": bool (an upload's ETag says nothing of its parts), "clear": bool, "record": bool}.
 - `POST /_fill` takes {"prefix", "count"} and makes empty objects.
 - `GET /_log` answers with all requests that were answered since then, as [method, path with query,
   status, address, host, region].
+- From "record" on the server keeps what it holds before the next request that changes something,
+  and behind each: `POST /_at` takes {"state": number} and makes that what it holds. `GET /_held`
+  answers with {"keys", "uploads": {id: key}, "states": how many were kept}.
 - `GET /_seen` answers with {"arrived": requests, "peak": at once, "checked": parts whose CRC32C was
   right}.
 
@@ -53,6 +56,8 @@ class World:
         self.uploads: dict[
             str, tuple[str, dict[str, str], dict[int, tuple[bytes, str, str]], bool]
         ] = {}
+        self.states: list[tuple[dict, dict]] = []  # what it held, once that is recorded
+        self.recording = False
         self.tests = 0  # that began: what a request of an older one finds is not its own
         self.reset({})
 
@@ -73,10 +78,24 @@ class World:
         self.given = control.get("given", 0)
         self.log: list[tuple[str, str, int, str]] = []
         self.arrived = self.peak = self.checked = 0
+        self.recording = control.get("record", False)
+        if self.recording:
+            self.states.clear()
+            self.keep()
         if control.get("clear"):
             self.tests += 1
             self.objects.clear()
             self.uploads.clear()
+
+    def keep(self) -> None:
+        """What it holds now is one more state."""
+        uploads = {each: (*of[:2], dict(of[2]), of[3]) for each, of in self.uploads.items()}
+        self.states.append((dict(self.objects), uploads))
+
+    def go_to(self, number: int) -> None:
+        objects, uploads = self.states[number]
+        self.objects = dict(objects)
+        self.uploads = {each: (*of[:2], dict(of[2]), of[3]) for each, of in uploads.items()}
 
     def fault(
         self, method: str, path: str, kinds: set[str], signed: tuple[str, ...] = ()
@@ -316,6 +335,19 @@ class Handler(BaseHTTPRequestHandler):
                     WORLD.objects[f"{wanted['prefix']}{i:06}"] = (b"", etag_of(b""), {})
             self.answer_plain(b"")
             return
+        if self.path == "/_at":
+            with WORLD.lock:
+                WORLD.recording = False
+                WORLD.go_to(json.loads(body)["state"])
+            self.answer_plain(b"")
+            return
+        if self.path == "/_held":
+            with WORLD.lock:
+                uploads = {each: of[0] for each, of in WORLD.uploads.items()}
+                held = {"keys": sorted(WORLD.objects), "uploads": uploads}
+                held["states"] = len(WORLD.states)
+            self.answer_plain(json.dumps(held).encode())
+            return
         if self.path == "/_seen":
             self.answer_plain(json.dumps({each: getattr(WORLD, each) for each in SEEN}).encode())
             return
@@ -404,6 +436,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         with WORLD.lock:
             getattr(self, f"on_{self.command}")(key, args, body)
+            if WORLD.recording and self.command not in ("GET", "HEAD"):
+                WORLD.keep()
 
     def answer_plain(self, body: bytes) -> None:
         self.send_response_only(200)
