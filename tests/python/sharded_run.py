@@ -217,7 +217,7 @@ def full_disk(tell, rank, world, store, victim) -> None:
 
 
 def freezes(tell, rank, world, store) -> None:
-    """Saves often, most weights frozen: what each save wrote of safetensors files, and took over."""
+    """Saves often, most weights frozen: what each save wrote of safetensors files, and took."""
     model, _ = made(world, "float32", 0, None)
     for name, param in model.named_parameters():
         param.requires_grad_(name.startswith("layers.1."))

@@ -1,9 +1,10 @@
 """A checkpoint that several ranks write together, each its own files (docs/formats/checkpoint.md).
 
 Weights: each tensor has an owner, by balanced bytes; the owner gathers it and writes it whole, so
-the safetensors files are those of one process. Frozen ones lie in files of their own; what the
-checkpoint before has of them the store takes over. All other sharded tensors stay where they are: each
-rank's pack holds its rectangles. Everything else is as rank 0 has it, but for the random states.
+the safetensors files are those of one process. Frozen ones lie in files of their own, which the
+store takes over where the checkpoint before has them. All other sharded tensors stay where they
+are: each rank's pack holds its rectangles. Everything else is as rank 0 has it, but for the random
+states.
 """
 
 from __future__ import annotations
