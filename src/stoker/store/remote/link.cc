@@ -336,7 +336,8 @@ void Link::pump() {
     bool going = false;
     {
       const std::lock_guard lock(mutex_);
-      if (unpinned_.size() >= kUnpinAt || !queue_.empty()) unpinned.swap(unpinned_);
+      if (unpinned_.size() >= kUnpinAt || (short_of_pins_ && !queue_.empty()))
+        unpinned.swap(unpinned_);
       going = !lost_ && !queue_.empty() && under_way_.size() < kAtOnce &&
               take_memory(queue_.front().memory, place);
       if (going) {
@@ -376,8 +377,12 @@ void Link::unpin(const std::vector<Span>& spans) {
   bool enough = false;
   {
     const std::lock_guard lock(mutex_);
-    for (const Span& span : spans)
-      if (span.slot != kNoSlot) unpinned_.push_back(span.slot);
+    for (const Span& span : spans) {
+      if (span.slot != kNoSlot)
+        unpinned_.push_back(span.slot);
+      else if (!unpinned_.empty())
+        short_of_pins_ = true;
+    }
     enough = unpinned_.size() >= kUnpinAt;
   }
   if (enough) pump();

@@ -106,6 +106,7 @@ class Link final : public Answers {
   std::unordered_map<uint64_t, UnderWay> under_way_;
   std::vector<bool> taken_;  // of the memory, by granule
   std::vector<uint32_t> unpinned_;
+  bool short_of_pins_ = false;  // something was copied while pins were kept here
 };
 
 }  // namespace stoker::remote

@@ -195,6 +195,44 @@ TEST_F(Remote, AnAnswerIsReceivedWhenWhoWaitedForItIsGone) {
   }
 }
 
+// Sixteen at once. A client that is short of them gives them back before it reads.
+TEST_F(Remote, PinsOfReadsAreGivenBackTogether) {
+  start();
+  const Bytes bytes = pattern(64 * kKiB, 1);
+  ASSERT_OK(put(*inner_, "a", bytes));
+  for (uint64_t each = 1; each <= 10; ++each) {
+    EXPECT_EQ(read_all(*client_, "a"), bytes);
+    EXPECT_EQ(server_->counts().pins, each);
+  }
+  for (uint64_t each = 0; each < 6; ++each) EXPECT_EQ(read_all(*client_, "a"), bytes);
+  EXPECT_TRUE(soon([&] { return server_->counts().pins == 0; }));
+
+  client_.reset();
+  server_.reset();
+  options_.memory_bytes = 4 * options_.block_bytes;  // one pin a client
+  start();
+  read_all(*client_, "a");  // and the next is a copy
+  for (uint64_t each = 0; each < 4; ++each) {
+    EXPECT_EQ(read_all(*client_, "a"), bytes);
+    EXPECT_EQ(server_->counts().pins, 1U);
+  }
+  const auto view = client_->view("a", 0, bytes.size()).wait();
+  ASSERT_OK(view);
+  EXPECT_TRUE(soon([&] { return server_->counts().pins == 1; }));
+}
+
+// Where their size lets them be huge pages.
+TEST_F(Remote, BlocksAreMappedAtHugePages) {
+  start();
+  const auto link = link_of(*client_);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(link->blocks()) % (2 * kMiB), 0U);
+  const auto whole =
+      remote::Mapping::make(link->blocks_fd(), 0, 4 * kMiB, remote::Mapping::How::read_only);
+  ASSERT_OK(whole);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(whole->data()) % (2 * kMiB), 0U);
+  EXPECT_EQ(whole->size(), 4 * kMiB);
+}
+
 TEST_F(Remote, AnAnswerThatNobodyReceivesComesAllTheSame) {
   start();
   const Bytes bytes = pattern(1000, 1);

@@ -13,6 +13,21 @@ namespace stoker::remote {
 namespace {
 
 constexpr int kSized = F_SEAL_SHRINK | F_SEAL_GROW;
+constexpr uint64_t kHugePage = 2 * kMiB;
+
+// A range of addresses at a multiple of kHugePage, which nothing uses yet. Null: there is none.
+std::byte* aligned_range(uint64_t bytes) {
+  const uint64_t more = bytes + kHugePage;
+  void* const range =
+      mmap(nullptr, more, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(range);
+  const auto address = reinterpret_cast<uintptr_t>(range);
+  const uint64_t before = align_up(address, kHugePage) - address;
+  if (before > 0) munmap(begin, before);
+  if (before < kHugePage) munmap(begin + before + bytes, kHugePage - before);
+  return begin + before;
+}
 
 }  // namespace
 
@@ -180,8 +195,15 @@ Result<Mapping> Mapping::make(int fd, uint64_t offset, uint64_t bytes, How how) 
   Mapping made;
   made.bytes_ = bytes;
   if (bytes == 0) return made;
-  void* at = mmap(nullptr, bytes, rights, flags, fd, static_cast<off_t>(offset));
-  if (at == MAP_FAILED) return fail(errno, "cannot map {} of shared memory", human_bytes(bytes));
+  // Huge pages are mapped as such at multiples of their size alone.
+  std::byte* const range = bytes % kHugePage == 0 ? aligned_range(bytes) : nullptr;
+  void* at = mmap(range, bytes, rights, flags | (range != nullptr ? MAP_FIXED : 0), fd,
+                  static_cast<off_t>(offset));
+  if (at == MAP_FAILED) {
+    const Error error = fail(errno, "cannot map {} of shared memory", human_bytes(bytes));
+    if (range != nullptr) munmap(range, bytes);
+    return error;
+  }
   made.data_ = static_cast<std::byte*>(at);
   return made;
 }
