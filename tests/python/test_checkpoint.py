@@ -863,3 +863,20 @@ def test_a_restore_takes_what_is_saved_while_it_reads(folder):
         with pytest.warns(UserWarning, match="step-000001.* is no checkpoint"):
             assert reader.restore(model=other, optimizer=other_opt).step == 2
         assert_same(other, copied(model))
+
+
+def test_a_save_that_cannot_begin_holds_no_step(folder, tmp_path, monkeypatch):
+    """Else close() would wait for a copy that nobody makes."""
+    model, opt = small_run(tmp_path / "run")
+    small_steps(model, opt, 1)
+    with checkpoints(folder) as ckpt:
+        with pytest.raises(errors.InvalidArgument, match="metric='high' is no number"):
+            ckpt.save(1, optimizer=opt, metric="high")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", lambda self: {}["no thread"])
+            with pytest.raises(KeyError, match="no thread"):
+                ckpt.save(1, optimizer=opt)
+        assert all(done.is_set() for done in opt._session.reads._under_way)
+        assert opt._session.planes.store.info()["snapshots"] == {}
+        ckpt.save(1, optimizer=opt, metric=torch.tensor(0.5)).wait()
+    opt.close()

@@ -280,8 +280,10 @@ class Checkpoints:
         self._attempt = name.attempt
         ranks = self._ranks if Together.needed(model) else None
         if ranks is None:
+            said = self._said(1, metric, pin)
             contents, runs = self._collect(name, model, optimizer, loader, extra, files)
         else:
+            said = ranks.front.guard("state", lambda: self._said(ranks.world, metric, pin))
             share = lambda: self._share(ranks, model, optimizer, loader, extra, files, str(name))
             contents, runs = ranks.front.guard("state", share)
             try:
@@ -295,17 +297,6 @@ class Checkpoints:
                     "the ranks have different models, or shard them differently; make the same"
                     " model on all ranks, and give it to fully_shard() in the same way"
                 )
-        said = {
-            "writer": {
-                "stoker": _core.__version__,
-                "host": socket.gethostname(),
-                "ranks": ranks.world if ranks is not None else 1,
-                "ran_seconds": round(self._pace.ran, 3),
-                "restarts": self._pace.restarts,
-            },
-            "metric": None if metric is None else float(metric),
-            "pinned": bool(pin),
-        }
         handle = Handle(name.step, str(name), [tier.composition for tier in self._tiers])
         self._handle = handle
         if not contents.in_memory:
@@ -316,11 +307,32 @@ class Checkpoints:
             name="stoker checkpoint",
             daemon=True,
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # there are too many threads
+            self._thread = None
+            handle.ends(None)
+            _drop(runs)
+            raise
         optimizers = _optimizers(optimizer).values()
         if not optimizers or not all(map(_waits, optimizers)):
             handle.wait("copied")  # nothing else holds back who changes the state
         return handle
+
+    def _said(self, ranks: int, metric: float | None, pin: bool) -> dict[str, Any]:
+        """What the manifest says beside the contents."""
+        try:
+            rated = None if metric is None else float(metric)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise InvalidArgument(f"metric={metric!r} is no number") from error
+        writer = {
+            "stoker": _core.__version__,
+            "host": socket.gethostname(),
+            "ranks": ranks,
+            "ran_seconds": round(self._pace.ran, 3),
+            "restarts": self._pace.restarts,
+        }
+        return {"writer": writer, "metric": rated, "pinned": bool(pin)}
 
     def _collect(
         self,
