@@ -446,6 +446,16 @@ def test_who_has_the_store_open_is_told_what_the_scrub_found(store: Path) -> Non
         "nobody else can look while it is open"
     )
     opened.close()
+    assert health["disks"] == [
+        {
+            "path": f"{store}/d{disk}",
+            "failed_reads": 0,
+            "failed_writes": 0,
+            "wrong_blocks": 0,
+            "last": "",
+        }
+        for disk in range(6)
+    ], "what a scrub compares is no read"
     scrub = health["scrub"]
     assert (
         scrub["passes"] >= 1

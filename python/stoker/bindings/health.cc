@@ -56,6 +56,20 @@ nb::dict to_dict(const coded::Patrol& patrol) {
   return out;
 }
 
+nb::list to_list(const std::vector<coded::DiskHealth>& disks) {
+  nb::list out;
+  for (const auto& [path, health] : disks) {
+    nb::dict disk;
+    disk["path"] = path;
+    disk["failed_reads"] = health.failed_reads;
+    disk["failed_writes"] = health.failed_puts;
+    disk["wrong_blocks"] = health.wrong_blocks;
+    disk["last"] = health.last;
+    out.append(disk);
+  }
+  return out;
+}
+
 }  // namespace
 
 nb::object health(const PyStore& store) {
@@ -66,6 +80,7 @@ nb::object health(const PyStore& store) {
   out["epoch"] = health.epoch;
   out["live"] = health.live;
   out["troubles"] = health.troubles;
+  out["disks"] = to_list(health.disks);
   out["affected"] = found->affected();
   out["doing"] = to_object(health.doing);
   out["newer_blocks"] = health.newer_blocks;

@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "stoker/base/crc32c.h"
+#include "stoker/base/pool.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/coded/log.h"
 #include "stoker/store/coded/shard.h"
@@ -28,7 +30,7 @@ namespace stoker::coded {
 struct ShardUnderTest {
   std::string name;
   // Over a disk that is in the SimDisk under the Loop.
-  std::function<std::unique_ptr<Shard>(Loop& loop, const std::string& path)> make;
+  std::function<std::unique_ptr<Shard>(Loop& loop, Pool& pool, const std::string& path)> make;
 };
 
 class ShardConformance : public ::testing::TestWithParam<ShardUnderTest> {
@@ -51,14 +53,14 @@ class ShardConformance : public ::testing::TestWithParam<ShardUnderTest> {
     loop_ = std::move(*Loop::make(std::move(engine), options, clock));
     for (const std::string path : {"a", "b"}) {
       disk_->put(path, SimImage(kBlocks * kBlock));
-      shards_.push_back(GetParam().make(*loop_, path));
+      shards_.push_back(GetParam().make(*loop_, pool_, path));
       ASSERT_OK(shards_.back()->fence(kFirst));
     }
   }
   // As after a crash of all that serves the first shard, but for what is on its disk.
   void start_anew() {
     shards_[0].reset();
-    shards_[0] = GetParam().make(*loop_, "a");
+    shards_[0] = GetParam().make(*loop_, pool_, "a");
   }
 
   // What ends is counted, and waited for.
@@ -139,6 +141,7 @@ class ShardConformance : public ::testing::TestWithParam<ShardUnderTest> {
   }
 
   std::shared_ptr<SimDisk> disk_;
+  Pool pool_{2};
   std::unique_ptr<Loop> loop_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::deque<AlignedBytes> memory_;
@@ -267,6 +270,85 @@ TEST_P(ShardConformance, AnUnreadableBlockFailsItsOwnReadOnly) {
   ends.wait();
   EXPECT_OK(reads[0].status);
   EXPECT_EQ(reads[1].status.error().code, Code::io);
+}
+
+// Each read tells which of its own blocks are wrong; what did not come is compared with nothing.
+TEST_P(ShardConformance, AReadTellsWhichBlocksAreNotWhatTheirCrcsSay) {
+  ASSERT_OK(put({{{0, block(1, 4)}, {8 * kBlock, block(2, 4)}}}, false));
+  const auto crc = [this](uint8_t fill) { return crc32c(block(fill).data, kBlock); };
+  disk_->flip("a", 2 * kBlock + 99, 1);
+  disk_->spoil("a", 9 * kBlock);
+  Ends ends;
+  std::deque<ShardRead> reads(4);
+  for (size_t i = 0; i < 4; ++i) {
+    ends.expect(reads[i]);
+    reads[i].offset = i == 3 ? 8 * kBlock : 0;
+    reads[i].into = block(0, 4);
+  }
+  reads[0].crcs.assign(4, crc(1));
+  reads[1].crcs = {crc(1), crc(7), crc(7), crc(1)};
+  reads[3].crcs.assign(4, crc(2));
+  {
+    Plug plug(*loop_);
+    for (ShardRead& read : reads) shard().read(read, plug);
+  }
+  ends.wait();
+  for (size_t i = 0; i < 3; ++i) EXPECT_OK(reads[i].status) << "it came, be it wrong";
+  EXPECT_EQ(reads[0].wrong, std::vector<bool>({false, false, true, false}));
+  EXPECT_EQ(reads[1].wrong, std::vector<bool>({false, true, true, false}));
+  EXPECT_TRUE(reads[2].wrong.empty()) << "of which nobody told what it should be";
+  EXPECT_EQ(code_of(reads[3].status), Code::io);
+  EXPECT_TRUE(reads[3].wrong.empty());
+  disk_->flip("a", 2 * kBlock + 99, 1);
+  Ends again;
+  again.expect(reads[0]);
+  {
+    Plug plug(*loop_);
+    shard().read(reads[0], plug);
+  }
+  again.wait();
+  EXPECT_TRUE(reads[0].wrong.empty()) << "a request may be used again";
+}
+
+TEST_P(ShardConformance, ItsHealthCountsWhatWentWrong) {
+  ASSERT_OK(put({{{0, block(1, 2)}}}, true));
+  const auto read = [this](std::vector<uint32_t> crcs) {
+    Ends ends;
+    ShardRead request;
+    ends.expect(request);
+    request.into = block(0, 2);
+    request.crcs = std::move(crcs);
+    {
+      Plug plug(*loop_);
+      shard().read(request, plug);
+    }
+    ends.wait();
+  };
+  const auto counts = [this] {
+    const ShardHealth health = shard().health();
+    EXPECT_EQ(health.last.empty(),
+              health.failed_reads + health.failed_puts + health.wrong_blocks == 0);
+    return std::vector<uint64_t>{health.failed_reads, health.failed_puts, health.wrong_blocks};
+  };
+  using Counts = std::vector<uint64_t>;
+  const uint32_t crc = crc32c(block(1).data, kBlock);
+  read({crc, crc});
+  EXPECT_EQ(counts(), Counts({0, 0, 0}));
+  read({crc + 1, crc + 2});
+  EXPECT_EQ(counts(), Counts({0, 0, 2}));
+  EXPECT_NE(shard().health().last.find("offset 0"), std::string::npos);
+  disk_->fail_nth(Op::Kind::read, 1, EIO, "a");
+  read({crc, crc});
+  EXPECT_EQ(counts(), Counts({1, 0, 2}));
+  for (const Op::Kind kind : {Op::Kind::write, Op::Kind::sync}) {
+    disk_->fail_nth(kind, 1, EIO, "a");
+    EXPECT_FALSE(put({{{0, block(1)}}}, true));
+  }
+  EXPECT_EQ(counts(), Counts({1, 2, 2}));
+  EXPECT_EQ(code_of(put_by({9, 9}, 0, 1)), Code::conflict);
+  EXPECT_EQ(counts(), Counts({1, 2, 2})) << "the disk did nothing wrong";
+  EXPECT_EQ(shard(1).health().failed_puts, 0U);
+  EXPECT_TRUE(shard(1).health().last.empty());
 }
 
 // Two shards, three requests each: one latency for reads, two for writes that are flushed. The
@@ -428,6 +510,23 @@ TEST_P(ShardConformance, AFenceThatCannotBeStoredIsNone) {
   }
   EXPECT_OK(shard().fence({3, 0xC}));
   EXPECT_EQ(code_of(put_by(kFirst, 0, 2)), Code::conflict);
+}
+
+// The other one tells it, and the next fence mends it.
+TEST_P(ShardConformance, ACopyOfTheFenceThatCannotBeReadIsCountedAndMended) {
+  for (const uint64_t at : kFenceAt) {
+    start(LoopOptions());
+    ASSERT_OK(shard().fence(kSecond));
+    disk_->spoil("a", at);
+    start_anew();
+    EXPECT_EQ(*shard().fenced(), kSecond);
+    EXPECT_EQ(shard().health().failed_reads, 1U);
+    EXPECT_EQ(code_of(shard().fence(kFirst)), Code::conflict);
+    ASSERT_OK(shard().fence({3, 0xC}));
+    start_anew();
+    EXPECT_EQ(*shard().fenced(), (Fence{3, 0xC}));
+    EXPECT_EQ(shard().health().failed_reads, 0U);
+  }
 }
 
 // A put of many waves is longer than the fence that comes behind it.

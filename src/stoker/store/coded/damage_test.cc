@@ -105,6 +105,22 @@ void write_logs_anew(CodedStore& store, const std::string& key, Bytes& content) 
   }
 }
 
+TEST(CodedDamage, HealthTellsOnWhichDiskReadsWentWrong) {
+  Damaged run;
+  run.flip(0, 3);
+  run.world().disk().spoil(run.chunk(1).path, run.chunk(1).blocks_at + 5 * kBlock);
+  auto store = run.open();
+  EXPECT_EQ(read_all(*store, "a"), run.content());
+  const Health health = store->health();
+  ASSERT_EQ(health.disks.size(), 3U);
+  for (const auto& [path, disk] : health.disks) {
+    EXPECT_EQ(disk.wrong_blocks, path == run.chunk(0).path ? 1U : 0U) << path;
+    EXPECT_EQ(disk.failed_reads > 0, path == run.chunk(1).path) << path;
+    EXPECT_EQ(disk.failed_puts, 0U) << path;
+    EXPECT_EQ(disk.last.empty(), path == run.chunk(Damaged::kParity).path) << path;
+  }
+}
+
 // With the parity away, one sector of a data chunk's header pages cannot be read: the one that does
 // not matter.
 TEST(CodedDamage, AnUnreadableCopyOfAHeaderPageTakesNothingWithIt) {

@@ -225,7 +225,7 @@ TEST(CodedFence, AnotherWritersFenceEndsThisOne) {
   CodedOptions coded;
   coded.files = false;
   const Runtime& runtime = world.runtime().runtime();
-  auto shards = std::move(*Shards::open({2, 1, world.paths()}, runtime.loop, {}, coded));
+  auto shards = std::move(*Shards::open({2, 1, world.paths()}, runtime, {}, coded));
   const auto code = std::move(*codec::ErasureCode::make(2, 1));
   CommittedMap map(shards->shape(), ClassTree::shipped(), "coded(2+1, d{0..2})");
   Reader reader(map, *shards, code, runtime.budget);

@@ -11,25 +11,53 @@
 #include <vector>
 
 #include "stoker/base/check.h"
+#include "stoker/base/crc32c.h"
 #include "stoker/store/blocking_io.h"
 
 namespace stoker::coded {
-namespace {
 
-// What the Loop holds of a read. It goes by itself when that is done, like a PutFlight.
-struct ReadFlight {
+// What the Loop, and then the pool, holds of a read. It goes by itself when that is done, like a
+// PutFlight.
+struct FileShard::ReadFlight {
   Op op;
+  FileShard& shard;
   ShardRead& request;
 
   static void on_done(Op& op) noexcept {
-    const std::unique_ptr<ReadFlight> flight(static_cast<ReadFlight*>(op.context));
+    auto* const flight = static_cast<ReadFlight*>(op.context);
     ShardRead& request = flight->request;
     request.status = op.result ? Status() : Status(op.result.error());
+    if (!request.status)
+      flight->shard.note(&ShardHealth::failed_reads, 1, request.status.error().message());
+    if (request.status && !request.crcs.empty()) {
+      flight->shard.pool_.run([flight] { flight->compare(); });
+    } else {
+      flight->end();
+    }
+  }
+
+  void compare() noexcept {
+    uint64_t wrong = 0, first = 0;
+    for (size_t i = 0; i < request.crcs.size(); ++i) {
+      if (crc32c(request.into.data + i * kBlock, kBlock) == request.crcs[i]) continue;
+      if (wrong++ == 0) {
+        request.wrong.assign(request.crcs.size(), false);
+        first = request.offset + i * kBlock;
+      }
+      request.wrong[i] = true;
+    }
+    if (wrong > 0)
+      shard.note(&ShardHealth::wrong_blocks, wrong,
+                 "a block of 4 KiB at offset " + std::to_string(first) +
+                     " of it is not what was written there");
+    end();
+  }
+
+  void end() noexcept {
+    const std::unique_ptr<ReadFlight> self(this);
     request.done(request);
   }
 };
-
-}  // namespace
 
 // Steps: the first wave, its flush, the second wave, and so on.
 class FileShard::PutFlight {
@@ -86,6 +114,8 @@ class FileShard::PutFlight {
       refused = !request_.status;
     }
     if (!refused) request_.steps_done = 0;
+    if (!refused && !request_.status)
+      shard_.note(&ShardHealth::failed_puts, 1, request_.status.error().message());
     const std::unique_ptr<PutFlight> self(this);
     shard_.ended();
     request_.done(request_);
@@ -105,8 +135,10 @@ void Plug::release() {
 }
 
 void FileShard::read(ShardRead& request, Plug& plug) {
-  STOKER_CHECK(request.done != nullptr);
-  auto* const flight = new ReadFlight{{}, request};
+  STOKER_CHECK(request.done != nullptr &&
+               (request.crcs.empty() || request.crcs.size() * kBlock == request.into.size));
+  request.wrong.clear();
+  auto* const flight = new ReadFlight{{}, *this, request};
   flight->op.kind = Op::Kind::read;
   flight->op.priority = request.priority;
   flight->op.file = file_;
@@ -138,6 +170,17 @@ void FileShard::put(ShardPut& request, Plug& plug) {
   static_cast<void>(flight.release());  // until it is done
 }
 
+ShardHealth FileShard::health() const {
+  const MutexLock lock(health_mutex_);
+  return health_;
+}
+
+void FileShard::note(uint64_t ShardHealth::*count, uint64_t more, std::string why) {
+  const MutexLock lock(health_mutex_);
+  health_.*count += more;
+  health_.last = std::move(why);
+}
+
 void FileShard::ended() {
   const MutexLock lock(mutex_);
   if (--under_way_ == 0) none_under_way_.notify_all();
@@ -162,14 +205,19 @@ Status FileShard::fence(const Fence& fence) {
   return {};
 }
 
-// A copy that cannot be read counts as damaged: it is written anew.
+// A copy that cannot be read counts as damaged: it is written anew. Where both are the shard says
+// that nobody fenced it. In a file that is safe: its lock keeps other writers out, and whoever
+// opens the store takes more than the highest fence of all shards.
 Fence FileShard::stored() {
   Fence highest;
   for (const uint64_t at : kFenceAt) {
     AlignedBytes block(kBlock);
     IoBatch read(loop_, Priority::demand);
     read.read(file_, at, block.slice());
-    if (!read.run()) continue;
+    if (const Status done = read.run(); !done) {
+      note(&ShardHealth::failed_reads, 1, done.error().message());
+      continue;
+    }
     const auto fence = decode_fence(block.span());
     if (fence && fence->number > highest.number) highest = *fence;
   }

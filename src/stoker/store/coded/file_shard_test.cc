@@ -5,10 +5,10 @@
 namespace stoker::coded {
 namespace {
 
-std::unique_ptr<Shard> make(Loop& loop, const std::string& path) {
+std::unique_ptr<Shard> make(Loop& loop, Pool& pool, const std::string& path) {
   const auto file = loop.open({.path = path, .write = true});
   EXPECT_OK(file);
-  return std::make_unique<FileShard>(loop, file->id);
+  return std::make_unique<FileShard>(loop, pool, file->id);
 }
 
 INSTANTIATE_TEST_SUITE_P(File, ShardConformance, ::testing::Values(ShardUnderTest{"file", make}),

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "stoker/store/coded/format.h"
+#include "stoker/store/coded/shard.h"
 #include "stoker/store/coded/store.h"
 
 namespace stoker::coded {
@@ -19,11 +20,18 @@ struct Patrol {
   std::string stopped;  // why the last one ended early; another begins a minute later
 };
 
+// What went wrong on one disk since the store was opened, whatever came of it.
+struct DiskHealth {
+  std::string path;  // as the composition names it
+  ShardHealth health;
+};
+
 struct Health {
   uint64_t epoch = 0;
   std::vector<std::string> live;  // the shards that count, as the composition names them
   RepairProgress doing;
   std::vector<std::string> troubles;  // of the shards that are not live
+  std::vector<DiskHealth> disks;      // of all that are there
   uint64_t newer_blocks = 0;          // in the log, not folded yet
   uint64_t decoded_blocks = 0;        // read by decoding since it was opened
   uint64_t mended_blocks = 0;

@@ -137,22 +137,28 @@ void Reader::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, siz
   }
 }
 
+// What those of its blocks should be.
+std::vector<uint32_t> Reader::crcs_of(const Run& run) const {
+  std::vector<uint32_t> crcs;
+  if (mutated(Mutation::skip_crc)) return crcs;
+  crcs.reserve(run.count);
+  for (size_t b = 0; b < run.count; ++b) {
+    crcs.push_back(run.from == Run::From::log
+                       ? run.val->crcs[run.index + b]
+                       : run.stripe->headers->crcs[(run.first + b) * shape_.n() + run.chunk]);
+  }
+  return crcs;
+}
+
 // The blocks of these runs that did not come, or not right: neighbours as one run.
 std::vector<Run> Reader::wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops,
                                   const ShardBatch& batch) const {
   std::vector<Run> wrong;
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];
-    const bool came = ops[i] != SIZE_MAX && batch.ok(ops[i]);
     bool goes_on = false;
     for (size_t b = 0; b < run.count; ++b) {
-      const uint32_t crc =
-          run.from == Run::From::log
-              ? run.val->crcs[run.index + b]
-              : run.stripe->headers->crcs[(run.first + b) * shape_.n() + run.chunk];
-      const bool right =
-          came && (mutated(Mutation::skip_crc) || crc32c(run.into + b * kBlock, kBlock) == crc);
-      if (right) {
+      if (ops[i] != SIZE_MAX && batch.right(ops[i], b)) {
         goes_on = false;
       } else if (std::exchange(goes_on, true)) {
         ++wrong.back().count;
@@ -207,11 +213,12 @@ Status Reader::fetch(std::vector<Run> runs, Priority priority) {
     const Slice into{run.into, run.count * kBlock, kLosableHeap};
     if (run.from == Run::From::log) {
       if (const Place* place = run.val->live_place(live_now, 0))
-        ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, into);
+        ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, into, crcs_of(run));
     } else {
       const size_t shard = run.stripe->shards[run.chunk];
       if ((live_now & shard_bit(shard)) != 0 && run.stripe->overrides.empty())
-        ops[i] = batch.read(shard, shape_.block_at(run.stripe->slots[run.chunk], run.first), into);
+        ops[i] = batch.read(shard, shape_.block_at(run.stripe->slots[run.chunk], run.first), into,
+                            crcs_of(run));
     }
   }
   batch.run();
@@ -253,7 +260,7 @@ Status Reader::fetch_from_logs(std::vector<Run> left, Priority priority) {
         const Run& run = left[i];
         if (const Place* place = run.val->live_place(live_now, copy))
           ops[i] = batch.read(place->shard, place->offset + run.index * kBlock,
-                              {run.into, run.count * kBlock, kLosableHeap});
+                              {run.into, run.count * kBlock, kLosableHeap}, crcs_of(run));
       }
       if (batch.empty()) break;
       batch.run();

@@ -96,6 +96,7 @@ class Reader {
   void read_headers(std::span<HeaderRead> all, Priority priority);
 
  private:
+  std::vector<uint32_t> crcs_of(const Run& run) const;
   std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops,
                             const ShardBatch& batch) const;
   std::vector<Run> take_lost_rows(std::vector<Run>& runs, ShardSet live_now) const;

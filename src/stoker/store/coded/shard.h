@@ -21,7 +21,11 @@ struct ShardRead {
   Priority priority = Priority::demand;
   uint64_t offset = 0;
   Slice into;
+  // What the CRC32C of each of its blocks should be; none: nothing is compared.
+  std::vector<uint32_t> crcs = {};
   Status status;  // ok: all of it came
+  // By block, of what came: it is not what its CRC says. Empty: each is.
+  std::vector<bool> wrong = {};
   // Once, on a thread of the shard's: it must not block, and may destroy the request.
   void (*done)(ShardRead&) noexcept = nullptr;
   void* context = nullptr;  // the caller's
@@ -72,6 +76,14 @@ struct ShardScan {
   bool any_read = false;  // not all of them
 };
 
+// What went wrong with the requests of a shard, since whoever serves it began.
+struct ShardHealth {
+  uint64_t failed_reads = 0;
+  uint64_t failed_puts = 0;   // not those that were busy, or of another fence
+  uint64_t wrong_blocks = 0;  // that came, and were not what their CRC says
+  std::string last;           // why the last one failed
+};
+
 // Holds back what requests have ready, so that those to several shards begin at once.
 class Plug {
  public:
@@ -104,6 +116,8 @@ class Shard {
   virtual void put(ShardPut& request, Plug& plug) = 0;
   // Reads a segment of its log. Waits.
   virtual ShardScan scan(const ShardSegment& segment, Priority priority) = 0;
+  // Asks no disk, and waits for nothing.
+  virtual ShardHealth health() const = 0;
 };
 
 }  // namespace stoker::coded

@@ -111,7 +111,7 @@ Status check_disks(const std::vector<Member>& shards, const Member* only = nullp
 
 }  // namespace
 
-Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
+Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, const Runtime& runtime,
                                              const StoreOptions& options,
                                              const CodedOptions& coded) {
   STOKER_TRY(check_plan(plan));
@@ -124,7 +124,7 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, Loop& loop,
                 "the place of the lost one, and again as the one to replace",
                 path);
   }
-  std::unique_ptr<Shards> shards(new Shards(loop));
+  std::unique_ptr<Shards> shards(new Shards(runtime));
   std::vector<std::optional<Superblock>> found(plan.paths.size());
   bool exists = false;
   for (size_t i = 0; i < plan.paths.size(); ++i) {
@@ -174,7 +174,7 @@ Shards::~Shards() {
 
 void Shards::reach(Member& member, const FileInfo& file) const {
   member.file = file;
-  member.shard = std::make_unique<FileShard>(loop_, file.id);
+  member.shard = std::make_unique<FileShard>(loop_, pool_, file.id);
 }
 
 Status Shards::let_go(Member& member) const {
@@ -656,12 +656,13 @@ std::string read_areas(Shards& shards, Priority priority, std::span<Area> areas)
   return each.why();
 }
 
-size_t ShardBatch::read(size_t shard, uint64_t offset, Slice into) {
+size_t ShardBatch::read(size_t shard, uint64_t offset, Slice into, std::vector<uint32_t> crcs) {
   STOKER_CHECK(shards_[shard].present());
   Read& read = reads_.emplace_back();
   read.request.priority = priority_;
   read.request.offset = offset;
   read.request.into = into;
+  read.request.crcs = std::move(crcs);
   read.request.done = &ShardBatch::on_done<ShardRead>;
   read.request.context = this;
   read.shard = shard;

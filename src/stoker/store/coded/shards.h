@@ -47,7 +47,7 @@ class Shards {
   // Opens, locks and identifies the shards of one store and puts them in the order of their
   // indices; makes them where there is none (fresh() then), if options.create says so. To write, it
   // fences them before anything that counts is read.
-  static Result<std::unique_ptr<Shards>> open(const CodedPlan& plan, Loop& loop,
+  static Result<std::unique_ptr<Shards>> open(const CodedPlan& plan, const Runtime& runtime,
                                               const StoreOptions& options,
                                               const CodedOptions& coded);
   ~Shards();
@@ -85,7 +85,7 @@ class Shards {
   ShardSet write_superblocks(ShardSet set, std::string& why);
 
  private:
-  explicit Shards(Loop& loop) : loop_(loop) {}
+  explicit Shards(const Runtime& runtime) : loop_(runtime.loop), pool_(runtime.pool) {}
   size_t index_of(const Member& member) const {
     return static_cast<size_t>(&member - shards_.data());
   }
@@ -106,6 +106,7 @@ class Shards {
   void read_superblocks_again();
 
   Loop& loop_;
+  Pool& pool_;
   Shape shape_;
   StoreId store_{};
   std::vector<Member> shards_;
@@ -136,8 +137,8 @@ class ShardBatch {
   ShardBatch(const ShardBatch&) = delete;
   ShardBatch& operator=(const ShardBatch&) = delete;
 
-  // The index of the read.
-  size_t read(size_t shard, uint64_t offset, Slice into);
+  // The index of the read. `crcs`: what those of its blocks should be; none: they are not compared.
+  size_t read(size_t shard, uint64_t offset, Slice into, std::vector<uint32_t> crcs = {});
   void write(size_t shard, uint64_t offset, Slice from);
   // What is written from here on follows, on each shard, once what stands before is durable there.
   // A shard does not wait for others.
@@ -150,6 +151,11 @@ class ShardBatch {
   ShardSet run();
   // Of a read.
   bool ok(size_t index) const { return reads_[index].request.status.has_value(); }
+  // Likewise: this block of it came, and is what its CRC says.
+  bool right(size_t index, size_t block) const {
+    const ShardRead& read = reads_[index].request;
+    return ok(index) && (read.wrong.empty() || !read.wrong[block]);
+  }
   const std::string& why() const { return why_; }  // of the first failure
 
  private:

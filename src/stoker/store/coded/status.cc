@@ -25,6 +25,7 @@ Health CodedStore::health() const {
   health.epoch = map->epoch;
   for (size_t shard = 0; shard < shape().shards; ++shard) {
     const Member& each = (*shards_)[shard];
+    if (each.present()) health.disks.push_back({each.path, each.shard->health()});
     if (map->is_live(shard)) {
       health.live.push_back(each.path);
     } else {

@@ -65,7 +65,7 @@ Result<std::unique_ptr<CodedStore>> CodedStore::open(const CodedPlan& plan, cons
   coded.busy_repair_rate = plan.busy_repair_rate.value_or(given.busy_repair_rate);
   coded.busy_fold_rate = plan.busy_fold_rate.value_or(given.busy_fold_rate);
   if (coded.clock == nullptr) coded.clock = &runtime.loop.clock();
-  STOKER_ASSIGN(auto shards, Shards::open(plan, runtime.loop, options, coded));
+  STOKER_ASSIGN(auto shards, Shards::open(plan, runtime, options, coded));
   STOKER_ASSIGN(auto code,
                 codec::ErasureCode::make(static_cast<int>(plan.k), static_cast<int>(plan.m)));
   std::unique_ptr<CodedStore> store(
