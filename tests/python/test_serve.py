@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,36 @@ def test_views_commands_and_a_forked_child(tmp_path, socket):
     assert not os.path.exists(socket)
     with pytest.raises(Unavailable), stoker.open_store(f"unix:{socket}"):
         pass
+
+
+def test_reads_that_are_waited_for_polled_left_or_shared_by_threads(tmp_path, socket):
+    server = serve(tmp_path, socket, "--memory", "8MiB")
+    whole = np.frombuffer(bytes(range(256)) * 1000, np.uint8)
+
+    def read(store, into, offset: int):
+        return store.read("in/a", offset, into.ctypes.data, into.nbytes, "demand")
+
+    def some(store, first: int) -> None:
+        into = np.zeros(5000, np.uint8)
+        for offset in range(first, first + 200):
+            read(store, into, offset).wait()
+            assert (into == whole[offset : offset + 5000]).all()
+            assert store.stat("out")["bytes"] == whole.size
+
+    with stoker.open_store(f"unix:{socket}") as store:
+        with ThreadPoolExecutor(6) as pool:
+            for each in [pool.submit(some, store, 1000 * i) for i in range(6)]:
+                each.result()
+        some(store, 0)
+        polled = np.zeros(100, np.uint8)
+        future = read(store, polled, 7)
+        while not future.ready():
+            pass
+        assert (polled == whole[7:107]).all()
+        left = np.zeros(100, np.uint8)
+        read(store, left, 9)  # closing waits for it
+    assert (left == whole[9:109]).all()
+    end(server)
 
 
 def test_rights(tmp_path, socket):
