@@ -880,3 +880,26 @@ def test_a_save_that_cannot_begin_holds_no_step(folder, tmp_path, monkeypatch):
         assert opt._session.planes.store.info()["snapshots"] == {}
         ckpt.save(1, optimizer=opt, metric=torch.tensor(0.5)).wait()
     opt.close()
+
+
+def test_a_restore_does_not_write_over_a_run_of_another_optimizer(folder, tmp_path):
+    def other(**given):
+        model = nn.Linear(32, 32, bias=False)
+        opt = torch.optim.AdamW(model.parameters())
+        return stoker.offload(model, opt, store=tmp_path / "other", dram="64MiB", **given)
+
+    model, opt = other()
+    small_steps(model, opt, 3)
+    expected = copied(model)
+    opt.close()
+    with checkpoints(folder) as ckpt:
+        model, opt = small_run(tmp_path / "run")
+        small_steps(model, opt, 1)
+        ckpt.save(1, optimizer=opt).wait()
+        opt.close()
+        with pytest.raises(errors.Mismatch, match=r"holds another run: of adamw .* is of sgd with"):
+            other(restore=ckpt.at(1))
+    model, opt = other(resume=True)
+    assert opt.step_count == 3
+    assert_same(model, expected)
+    opt.close()

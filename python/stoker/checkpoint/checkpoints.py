@@ -920,7 +920,7 @@ class Checkpoints:
                 run = Divided(reader, blocks, None)
             else:
                 planes.check_model(reader, blocks)
-            planes.check_not_another(store, blocks)
+            planes.check_not_another(reader, store, blocks)
             try:
                 if divided:
                     run.stage(store, self._ring.plane).commit("durable").wait()
@@ -955,7 +955,7 @@ class Checkpoints:
             try:
                 reader = found or self._reader_of(Name.of(told), line.rank)
                 run = Divided(reader, blocks, agreement)
-                planes.check_not_another(store, blocks)
+                planes.check_not_another(reader, store, blocks)
                 txn = run.stage(store, self._ring.plane)
             except (Corruption, NotFound) as caught:
                 error = caught

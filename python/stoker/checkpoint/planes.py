@@ -49,18 +49,26 @@ def check_model(reader: Reader, blocks: list[Block]) -> None:
         raise Mismatch(f"{reader.where} holds another model: {problem}; give the right model")
 
 
-def check_not_another(store: Any, blocks: list[Block]) -> None:
-    """Mismatch where the store holds a run of another model, which a restore would remove."""
+def check_not_another(reader: Reader, store: Any, blocks: list[Block]) -> None:
+    """Mismatch where the store holds a run of another model or optimizer, which a restore would
+    remove."""
     try:
         there = record.load(store.read_bytes(META_MODEL))
     except NotFound:
         return
     named = lambda blocks: {p[0]: (p[1], b["dtype"]) for b in blocks for p in b["params"]}
+    problem = None
     if named(there["blocks"]) != named(signature(blocks)["blocks"]):
-        problem = difference(there, signature(blocks))
-        raise Mismatch(
-            f"the store that restore= would fill holds another model: {problem}; give another store"
-        )
+        problem = f"another model: {difference(there, signature(blocks))}"
+    run = run_in(reader)
+    given = record.decode(run.get("ranks", [run])[0]["model"])
+    kind = lambda model: (model["algorithm"], model["momentum"], model.get("moments", "exact"))
+    if problem is None and kind(there) != kind(given):
+        describe = lambda k: f'{k[0]} {"with" if k[1] else "without"} momentum, moments="{k[2]}"'
+        problem = f"another run: of {describe(kind(there))}, and {reader.where} is of"
+        problem += f" {describe(kind(given))}"
+    if problem is not None:
+        raise Mismatch(f"the store that restore= would fill holds {problem}; give another store")
 
 
 def write_run(reader: Reader, store: Any, buffer: Buffer) -> None:

@@ -28,7 +28,8 @@ log = logging.getLogger("stoker")
 MESSAGE_BYTES = 4096
 PATIENCE = 60.0  # seconds that a rank waits before it says so
 EVERY_RANK = (
-    "step(), flush(), state_dict(), close() and clip_grad_norm_() must be called by every rank"
+    "stoker.offload(), step(), flush(), state_dict(), close() and clip_grad_norm_() must be called"
+    " by every rank, with the same arguments"
 )
 GO_ON = (
     "end all processes and start them again with resume=True: the run goes on behind the last step"
