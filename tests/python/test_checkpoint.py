@@ -903,3 +903,8 @@ def test_a_restore_does_not_write_over_a_run_of_another_optimizer(folder, tmp_pa
     assert opt.step_count == 3
     assert_same(model, expected)
     opt.close()
+
+
+def test_a_local_store_that_is_not_there_says_how_to_make_it(tmp_path):
+    with pytest.raises(errors.InvalidArgument, match="first: stoker create local:.*--capacity"):
+        checkpoints(f"local:{tmp_path}/new")

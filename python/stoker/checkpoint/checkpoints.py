@@ -102,8 +102,9 @@ class Checkpoints:
         ckpt.close()
 
     store: a composition string ("dir:/folder", "s3://bucket/prefix", "local:/folder"); a plain path
-    means `dir:`. A folder of it is one checkpoint: plain safetensors files that transformers loads,
-    the rest beside them, and a manifest with a hash of every byte.
+    means `dir:`. A local store has a capacity: `stoker create` makes it first. A folder of the
+    store is one checkpoint: plain safetensors files that transformers loads, the rest beside them,
+    and a manifest with a hash of every byte.
 
     keep: how many of the newest stay, or a stoker.Keep with more rules. `also`: other stores that
     get a copy of each, in the background; `keep` holds for each by itself.

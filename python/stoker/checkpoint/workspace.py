@@ -14,7 +14,15 @@ from typing import Any
 from stoker import _core
 from stoker.checkpoint.manifest import CHUNK, MANIFEST, File, Manifest, Name
 from stoker.checkpoint.parts import Whole, memory
-from stoker.errors import Conflict, Corruption, InDoubt, IoError, NotFound, StokerError
+from stoker.errors import (
+    Conflict,
+    Corruption,
+    InDoubt,
+    InvalidArgument,
+    IoError,
+    NotFound,
+    StokerError,
+)
 
 log = logging.getLogger("stoker")
 Fill = Callable[[int], Any]  # fills a chunk's memory, at the address
@@ -88,12 +96,18 @@ class Tier:
 
     def __init__(self, composition: str, runtime: _core.Runtime, read_only: bool = False) -> None:
         self.composition = composition
-        self.store = runtime.open_store(
-            composition,
-            create=not read_only,
-            read_only=read_only,
-            holder=f"checkpoints, pid {os.getpid()}",
-        )
+        try:
+            self.store = runtime.open_store(
+                composition,
+                create=not read_only,
+                read_only=read_only,
+                holder=f"checkpoints, pid {os.getpid()}",
+            )
+        except InvalidArgument as error:
+            if "needs a capacity" not in str(error):
+                raise
+            how = f"make it first: stoker create {composition} --capacity 100GiB"
+            raise InvalidArgument(f"{error}; {how}") from error
 
     def names(self) -> list[Name]:
         """Folders that have a manifest, the newest first. It may be damaged."""
