@@ -278,6 +278,8 @@ Headers Committer::plan_fresh(const Prepared& commit, const StagedStripe& staged
 Status Committer::write_fresh(const Prepared& commit, const StagedStripe& staged,
                               std::vector<LogSet::Beside>* later) {
   const Stripe& fresh = *staged.fresh;
+  HeaderPins pins(map_);
+  if (staged.base) pins.add(*map_.lock(), staged.base);
   if (staged.base) STOKER_TRY(reader_.load_headers(staged.base, Priority::write_back));
   Headers headers = plan_fresh(commit, staged);
   uint32_t positions = map_.live_positions(fresh);
@@ -517,6 +519,7 @@ void Committer::flip(std::vector<Prepared>& commits) {
     const Status applied = map->table.apply(shape_, commit.items, resolve);
     STOKER_CHECK(applied.has_value());  // these are our own items
     map->version = number_of(commit.stamp);
+    for (const auto& [id, stripe] : commit.fresh) map->headers.admit(stripe);
     for (const NewVal& added : commit.vals) {
       for (size_t i = 0; i < added.val->crcs.size(); ++i)
         added.stripe->overlay[(added.val->first + i) * shape_.k + added.val->chunk] = {added.val,

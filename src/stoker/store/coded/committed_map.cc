@@ -47,8 +47,24 @@ MapState::Urgency MapState::urgency(const Stripe& stripe) const {
   return {missing, kRank[static_cast<size_t>(classes.of(stripe.object))], stripe.misses};
 }
 
-CommittedMap::CommittedMap(const Shape& shape, const ClassTree& tree, std::string name)
-    : shape_(shape), name_(std::move(name)), slots_(shape), state_(tree) {}
+CommittedMap::CommittedMap(const Shape& shape, const ClassTree& tree, Budget& budget,
+                           std::string name)
+    : shape_(shape), name_(std::move(name)), slots_(shape), state_(shape, tree, budget) {}
+
+HeaderPins::HeaderPins(CommittedMap& map, const StripePtr& stripe) : map_(map) {
+  add(*map_.lock(), stripe);
+}
+
+HeaderPins::~HeaderPins() {
+  if (stripes_.empty()) return;
+  const auto map = map_.lock();
+  for (const StripePtr& stripe : stripes_) --stripe->header_pins;
+}
+
+void HeaderPins::add(const MapState&, const StripePtr& stripe) {
+  ++stripe->header_pins;
+  stripes_.push_back(stripe);
+}
 
 ShardSet CommittedMap::live() const { return lock()->live; }
 

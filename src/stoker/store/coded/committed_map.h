@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "stoker/classes/classes.h"
+#include "stoker/memory/budget.h"
+#include "stoker/store/coded/header_cache.h"
 #include "stoker/store/coded/health.h"
 #include "stoker/store/coded/stripe.h"
 #include "stoker/store/coded/table.h"
@@ -33,8 +35,10 @@ struct Loss {
 
 // Reached through CommittedMap::lock() only.
 struct MapState {
-  explicit MapState(const ClassTree& tree) : classes(tree) {}
+  MapState(const Shape& shape, const ClassTree& tree, Budget& budget)
+      : headers(shape, budget), classes(tree) {}
 
+  HeaderCache headers;
   Table table;
   ClassTable classes;                               // by class_id
   std::set<std::string, std::less<>> owned;         // by open transactions
@@ -88,7 +92,7 @@ class CommittedMap {
   };
 
   // `name` of the store is for errors. The slots of the stripes are of this shape.
-  CommittedMap(const Shape& shape, const ClassTree& tree, std::string name);
+  CommittedMap(const Shape& shape, const ClassTree& tree, Budget& budget, std::string name);
 
   Locked<MapState> lock() { return {mutex_, changed_, state_}; }
   Locked<const MapState> lock() const { return {mutex_, changed_, state_}; }
@@ -121,6 +125,22 @@ class CommittedMap {
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   MapState state_;  // guarded by mutex_
+};
+
+// The headers of these stripes stay in memory, once they are there, as long as it lives.
+class HeaderPins {
+ public:
+  explicit HeaderPins(CommittedMap& map) : map_(map) {}
+  HeaderPins(CommittedMap& map, const StripePtr& stripe);
+  ~HeaderPins();
+  HeaderPins(const HeaderPins&) = delete;
+  HeaderPins& operator=(const HeaderPins&) = delete;
+
+  void add(const MapState& locked, const StripePtr& stripe);
+
+ private:
+  CommittedMap& map_;
+  std::vector<StripePtr> stripes_;
 };
 
 }  // namespace stoker::coded

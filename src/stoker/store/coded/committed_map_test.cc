@@ -29,7 +29,7 @@ Shape small_shape() {
 
 class CodedMap : public ::testing::Test {
  protected:
-  CodedMap() : map_(small_shape(), ClassTree::shipped(), "coded(4+2, x)") {
+  CodedMap() : map_(small_shape(), ClassTree::shipped(), budget_, "coded(4+2, x)") {
     const auto map = map_.lock();
     map->epoch = 5;
     map->live = kAll;
@@ -60,6 +60,7 @@ class CodedMap : public ::testing::Test {
     return static_cast<size_t>(std::find(stripe.shards.begin(), stripe.shards.end(), shard) -
                                stripe.shards.begin());
   }
+  Budget budget_{1 << 20};
   CommittedMap map_;
 };
 

@@ -227,7 +227,7 @@ TEST(CodedFence, AnotherWritersFenceEndsThisOne) {
   const Runtime& runtime = world.runtime().runtime();
   auto shards = std::move(*Shards::open({2, 1, world.paths()}, runtime, {}, coded));
   const auto code = std::move(*codec::ErasureCode::make(2, 1));
-  CommittedMap map(shards->shape(), ClassTree::shipped(), "coded(2+1, d{0..2})");
+  CommittedMap map(shards->shape(), ClassTree::shipped(), runtime.budget, "coded(2+1, d{0..2})");
   Reader reader(map, *shards, code, runtime.budget);
   LogSet logs(map, *shards, reader);
   map.lock()->live = shards->present();

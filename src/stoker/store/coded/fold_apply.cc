@@ -173,6 +173,7 @@ void Folding::finish() {
   }
   for (const StripePtr& stripe : stripes_) {
     stripe->headers = std::move(next_headers(stripe));
+    map->headers.admit(stripe);
     ++map->counts.folds;
   }
 }

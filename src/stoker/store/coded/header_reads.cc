@@ -22,11 +22,12 @@ Status Reader::load_headers(const StripePtr& stripe, Priority priority) {
 std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripes,
                                                Priority priority) {
   std::vector<StripePtr> unknown;
+  HeaderPins pins(map_);
   {
     const auto map = map_.lock();
     std::copy_if(stripes.begin(), stripes.end(), std::back_inserter(unknown),
                  [](const StripePtr& stripe) { return !stripe->headers; });
-    for (const StripePtr& stripe : unknown) ++stripe->loading;
+    for (const StripePtr& stripe : stripes) pins.add(*map, stripe);
   }
   std::map<uint64_t, Error> failed;
   for (size_t first = 0; first < unknown.size();) {
@@ -57,9 +58,9 @@ std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripe
                             stripe->id, reads[i].why));
       }
       const auto map = map_.lock();
-      --stripe->loading;
       if (!merged || stripe->headers) continue;
       stripe->headers = std::move(merged);
+      map->headers.admit(stripe);
       // What such a page says may be on the disk all the same, and be needed when others are lost.
       const uint32_t unread = map->unread_positions(shape_, *stripe);
       for (size_t c = 0; c < shape_.n(); ++c) {

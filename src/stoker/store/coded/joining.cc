@@ -48,6 +48,7 @@ bool Joining::choose() {
   }
   if (!best) return false;
   shard_ = best;
+  map_.lock()->headers.keep_all(true);
   log().info("the shard '{}' is being brought up to date", shards_[*best].path);
   return true;
 }
@@ -144,6 +145,7 @@ void Joining::end() {
   joined_.clear();
   to_join_.clear();
   const auto map = map_.lock();
+  map->headers.keep_all(false);
   map->counts.doing = {};
 }
 

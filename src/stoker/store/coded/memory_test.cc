@@ -1,5 +1,8 @@
 // What reads, folds and commits need beside what they were given comes from the cap on memory, in
 // pieces that fit it.
+#include <atomic>
+#include <thread>
+
 #include "stoker/testing/coded_lab.h"
 
 namespace stoker::coded {
@@ -148,6 +151,78 @@ TEST(CodedMemoryShare, AFoldLeavesMostOfTheCapToOthers) {
   EXPECT_LE(world.runtime().budget().peak() - used, options.budget_bytes / 8)
       << "64 rows of 20 KiB would be more";
   for (const auto& [key, bytes] : content) EXPECT_EQ(read_all(*store, key), bytes);
+}
+
+// Headers come and go while everybody is at work: readers, commits, folds, a scrub.
+TEST(CodedMemoryShare, HeadersTakeAShareOfTheCapHoweverMuchIsRead) {
+  constexpr uint64_t kStripes = 640;
+  constexpr uint64_t kStripe = 2 * 64 * kKiB;
+  CodedWorldOptions options = quiet(2, 1);
+  options.budget_bytes = 4 << 20;
+  CodedWorld world(options);
+  StoreOptions made;
+  made.create = true;
+  made.capacity_bytes = kStripes * kStripe;
+  made.chunk_bytes = 64 << 10;
+  made.objects_max = 64;
+  auto store = std::move(*world.open_coded(made));
+  const Budget& budget = world.runtime().budget();
+  const uint64_t share = options.budget_bytes / 16;
+  ASSERT_GT(kStripes * headers_bytes(store->shape()), share);
+  std::vector<Bytes> blocks;
+  for (uint64_t i = 0; i < kStripes; ++i) blocks.push_back(pattern(4096, i));
+  for (uint64_t first = 0; first < kStripes; first += 16) {
+    auto change = std::move(*store->begin());
+    if (first == 0) {
+      ASSERT_OK(change->resize("a", kStripes * kStripe));
+    }
+    for (uint64_t i = first; i < first + 16; ++i)
+      ASSERT_OK(change->write("a", i * kStripe, slice_of(blocks[i])).wait());
+    ASSERT_OK(change->commit(Durability::durable).wait());
+  }
+  store = std::move(*world.open_coded(made));
+  const uint64_t used = budget.used();
+  const auto read = [&](uint64_t i) {
+    Bytes into(4096);
+    EXPECT_OK(store->read("a", i * kStripe, slice_of(into), {}).wait());
+    return into == blocks[i];
+  };
+  ASSERT_TRUE(read(0));
+  const uint64_t outside = store->info().map_bytes;  // also of the object's class, once it is read
+  for (uint64_t i = 0; i < kStripes; ++i) {
+    ASSERT_TRUE(read(i)) << i;
+    ASSERT_LE(budget.used() - used, share);
+  }
+  EXPECT_GT(budget.used() - used, share / 2) << "they stay as long as there is room";
+  EXPECT_EQ(store->info().map_bytes, outside);
+  const auto report = std::make_shared<ScrubReport>();
+  const auto scrubbed = store->scrub(report);
+  std::atomic<uint64_t> wrong = 0;
+  {
+    std::vector<std::jthread> readers;
+    for (uint64_t nth = 0; nth < 3; ++nth)
+      readers.emplace_back([&, nth] {
+        // the first half: the other one is rewritten
+        for (uint64_t i = 0; i < 2 * kStripes; ++i)
+          wrong += read((i * 7 + nth * 100) % (kStripes / 2)) ? 0 : 1;
+      });
+    for (uint64_t i = 0; i < 200; ++i) {
+      const uint64_t at = kStripes / 2 + i * 13 % (kStripes / 2);
+      blocks[at] = pattern(4096, 1000 + i);
+      auto change = std::move(*store->begin());
+      ASSERT_OK(change->write("a", at * kStripe, slice_of(blocks[at])).wait());
+      ASSERT_OK(change->commit(Durability::durable).wait());
+      if (i % 20 == 19) {
+        ASSERT_OK(store->fold_all().wait());
+      }
+    }
+  }
+  EXPECT_EQ(wrong, 0U);
+  ASSERT_OK(scrubbed.wait());
+  EXPECT_EQ(report->found(), 0U);
+  EXPECT_TRUE(report->lost.empty());
+  for (uint64_t i = 0; i < kStripes; ++i) EXPECT_TRUE(read(i)) << i;
+  EXPECT_LE(budget.used() - used, share);
 }
 
 // Header pages wait for the VALs of their batch, up to 4 MiB of them: those of the commit that

@@ -32,6 +32,7 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
                     Priority priority) {
   const uint64_t begin = align_down(offset, kBlock);
   std::vector<StripePtr> pinned;
+  HeaderPins pins(map_);
   std::vector<Run> runs;
   AlignedBytes scratch;
   Grant grant;
@@ -58,6 +59,10 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
       if (stripe && !stripe->headers) unknown.push_back(stripe);
     }
     if (!unknown.empty()) {
+      // also those that are there, or they might go for those that come
+      for (size_t i = first; i <= last && i < object->stripes.size(); ++i) {
+        if (object->stripes[i]) pins.add(*map, object->stripes[i]);
+      }
       map.unlock();
       if (const auto failed = load_headers(unknown, priority); !failed.empty())
         return failed.begin()->second.with("'" + std::string(key) + "'");
@@ -77,6 +82,7 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
       std::byte* memory = scratch.data() + (at - begin);
       if (stripe) {
         plan_chunk(stripe, in_stripe / shape_.chunk_bytes, row, count, memory, runs);
+        HeaderCache::used(*stripe);
         pinned.push_back(stripe);
         ++stripe->readers;
       } else {

@@ -107,6 +107,7 @@ Result<Rebuilder::Own> Rebuilder::read_own(const Stripe& stripe, size_t position
 
 // Every row of this piece of the chunk with what the headers of all say.
 Result<Compared> Rebuilder::compare(const StripePtr& stripe, size_t position, const Piece& piece) {
+  const HeaderPins pins(map_, stripe);
   STOKER_TRY(load_headers_paced(stripe));
   RawHeaders raw(shape_);
   STOKER_ASSIGN(const Own own, read_own(*stripe, position, piece, raw));
@@ -171,6 +172,7 @@ Result<Compared> Rebuilder::compare(const StripePtr& stripe, size_t position, co
 // count nothing is believed until its admission, which flushes it: nothing else does.
 Status Rebuilder::rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece,
                                 Rebuilt& done) {
+  const HeaderPins pins(map_, stripe);
   STOKER_ASSIGN(Compared found, compare(stripe, position, piece));
   const size_t shard = stripe->shards[position];
   const std::string& path = shards_[shard].path;

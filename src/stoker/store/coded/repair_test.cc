@@ -184,17 +184,19 @@ class SlowDisk : public ::testing::Test {
  protected:
   static constexpr uint64_t kRows = 6 * kChunk;  // all chunks of the rows that are decoded at once
   static constexpr uint64_t kCap = 1 << 30;
+  static constexpr size_t kStripes = 10;
   static CodedWorldOptions options() {
     CodedWorldOptions options = quiet(4, 2);
     options.budget_bytes = kCap;
     return options;
   }
-  SlowDisk() : run_(4, 2, 10, options()) {}
+  SlowDisk() : run_(4, 2, kStripes, options()) {}
   ~SlowDisk() override { run_.disk().let_go(run_.slow()); }
   void open(bool replacing) {
     run_.open(replacing);
-    used_ = run_.budget().used();
+    used_ = run_.budget().used() + headers();
   }
+  uint64_t headers() { return kStripes * headers_bytes(run_.store().shape()); }
   void hold() {
     EXPECT_EQ(read_all(run_.store(), "a"), run_.content());  // with all headers
     // what came last by chance
@@ -259,7 +261,7 @@ TEST_F(SlowDisk, AFoldThatFindsNoMemoryWaitsForTheReadsThatWereLeftBehind) {
   open(true);
   Bytes content = run_.content();
   update(run_.store(), "a", content, 0, kBlock, 7);
-  const uint64_t used = run_.budget().used();
+  const uint64_t used = run_.budget().used() + headers();
   EXPECT_EQ(read_all(run_.store(), "a"), content);
   while (run_.budget().used() != used) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   run_.disk().hold_reads(run_.slow());
@@ -341,12 +343,13 @@ class RepairMemory : public ::testing::Test {
   Grant leave(uint64_t bytes) {
     return std::move(*run_.budget().take(kCap - run_.budget().used() - bytes, "a test"));
   }
+  uint64_t headers() { return headers_bytes(run_.store().shape()); }  // of its only stripe
   NewDisk run_;
 };
 
 TEST_F(RepairMemory, WithoutRoomForARowItSaysSoAndGivesNothingUp) {
   {
-    const Grant others = leave(kRow - 1);
+    const Grant others = leave(headers() + kRow - 1);
     EXPECT_EQ(code_of(run_.store().repair().wait()), Code::over_budget);
   }
   EXPECT_EQ(run_.store().health().troubles.size(), 1U);
@@ -358,10 +361,10 @@ TEST_F(RepairMemory, WithoutRoomForARowItSaysSoAndGivesNothingUp) {
 TEST_F(RepairMemory, ItKeepsToTheCapHoweverLittleIsLeft) {
   const uint64_t used = run_.budget().used();
   {
-    const Grant others = leave(kRow);
+    const Grant others = leave(headers() + kRow);
     run_.repair();
   }
-  EXPECT_EQ(run_.budget().used(), used);
+  EXPECT_EQ(run_.budget().used(), used + headers());
   EXPECT_TRUE(run_.whole());
 }
 

@@ -374,14 +374,10 @@ class Scrubbing {
     return check_piece();
   }
 
-  // A scrub reads the headers of all stripes; they do not stay in memory for that. What was found
-  // out of a shard that is being resynced is in memory only.
+  // A scrub reads the headers of all stripes; those of others do not go for that.
   void forget_headers(Stripe& stripe) {
-    if (joining_.shard()) return;
     const auto map = map_.lock();
-    if (stripe.readers == 0 && stripe.loading == 0 && stripe.overlay.empty() &&
-        stripe.overrides.empty() && !stripe.folding)
-      stripe.headers.reset();
+    map->headers.forget(stripe);
   }
 
   // Of the chunk that is looked at: some of its rows, as commits wait meanwhile.

@@ -12,6 +12,7 @@
 
 #include "stoker/base/mutex.h"
 #include "stoker/classes/class.h"
+#include "stoker/memory/budget.h"
 #include "stoker/store/coded/format.h"
 
 namespace stoker::coded {
@@ -67,6 +68,11 @@ struct Headers {
   std::vector<uint64_t> counters;
 };
 
+// That they take in memory.
+inline uint64_t headers_bytes(const Shape& shape) {
+  return shape.rows() * (12 * shape.k + 4 * shape.m) + 8 * shape.n() * shape.pages();
+}
+
 // A block of the base that a committed fold has changed, but that lies in the log still (only a
 // store that may not write keeps it so).
 struct Override {
@@ -113,9 +119,12 @@ class Stripe {
   // reads; so a reader that is counted may look without it.
   std::optional<Headers> headers;
   size_t readers = 0;
-  // threads that read the headers: those in memory stay meanwhile, as what such a thread has read
-  // may be older than a fold
-  size_t loading = 0;
+  // Threads that load the headers or work with them: those in memory stay meanwhile. What a thread
+  // has loaded may be older than a fold.
+  size_t header_pins = 0;
+  // the HeaderCache's: it looks at them; since then they were used; their share of the cap
+  bool headers_cached = false, headers_used = false;
+  Grant headers_grant;
   bool folding = false;
   uint64_t object = 0;  // whose it is: its class_id
   uint64_t misses = 0;  // reads that had to be decoded

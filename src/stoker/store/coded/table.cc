@@ -150,7 +150,8 @@ uint64_t Table::memory_bytes(const Shape& shape) const {
     for (const StripePtr& stripe : object->stripes) {
       if (!stripe) continue;
       bytes += sizeof(Stripe) + shape.n() * 12 + stripe->overlay.size() * 80;
-      if (stripe->headers) bytes += shape.rows() * (12 * shape.k + 4 * shape.m);
+      const bool on_the_cap = stripe->headers_grant.bytes() > 0;
+      if (stripe->headers && !on_the_cap) bytes += headers_bytes(shape);
     }
   }
   return bytes;

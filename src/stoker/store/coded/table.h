@@ -61,6 +61,7 @@ class Table {
   // All of it, in pieces of about this many bytes.
   std::vector<std::string> image(size_t piece_bytes) const;
   uint64_t image_bytes(const Shape& shape) const;
+  // Without what is on the cap: headers.
   uint64_t memory_bytes(const Shape& shape) const;
 
  private:
