@@ -8,10 +8,13 @@ bytes a batch has as they are. What a peer needs is imported by the function of 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,8 @@ KINDS = ("tokens", "images")
 # Images that are JPEGs of 500 x 375 pixels; a batch has them as uint8 [3, SIDE, SIDE]: all of the
 # image, bilinear, antialiased.
 DECODED, SIDE = "decoded", 224
+# That read from a bucket by their own means. LitData's client refuses servers without TLS.
+FROM_S3 = ("stoker", "WebDataset", "MDS")
 DECODERS = ("stoker", "DataLoader memmap", "DataLoader folder", "SPDL")
 PHOTOGRAPHS = 64  # different ones
 # Runs as DLIO does them for MLPerf Storage: whole records, and a pause in place of the computing of
@@ -158,7 +163,21 @@ def make_litdata(folder: Path, kind: str, count: int) -> None:
     writer.merge()
 
 
-# ---- loaders: (folder of the form, kind, workers) -> batches for ever
+# ---- loaders: (folder of the form, kind, workers) -> batches for ever. Those that read from S3
+# take where the form lies as well: s3://bucket/prefix?endpoint=URL, with the credentials in the
+# environment. What they keep of it goes with `cache`.
+
+
+def at_s3(where: str) -> tuple[str, str]:
+    """The prefix, s3://bucket/..., and the endpoint."""
+    prefix, _, endpoint = where.partition("?endpoint=")
+    return prefix, endpoint
+
+
+@contextlib.contextmanager
+def cache() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="loaders-", ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 def _epochs(loader: Any) -> Iterator[Any]:
@@ -215,11 +234,18 @@ def run_folder(folder: Path, kind: str, workers: int) -> Iterator[Any]:
     return _torch_loader(Folder(), workers, kind)
 
 
-def run_webdataset(folder: Path, kind: str, workers: int) -> Iterator[Any]:
+def run_webdataset(folder: Path, kind: str, workers: int, where: str = "") -> Iterator[Any]:
+    """From S3 by what its documentation has: a pipe from the AWS command."""
     import torch
     import webdataset
 
     shards = sorted(str(path) for path in folder.glob("*.tar"))
+    if where:
+        prefix, endpoint = at_s3(where)
+        aws = (
+            f"pipe:{Path(sys.executable).with_name('aws')} --endpoint-url {endpoint} s3 cp --quiet"
+        )
+        shards = [f"{aws} {prefix}/{Path(shard).name} -" for shard in shards]
     of = tokens_of if kind == "tokens" else bytes
     dataset = (
         webdataset.WebDataset(
@@ -235,7 +261,19 @@ def run_webdataset(folder: Path, kind: str, workers: int) -> Iterator[Any]:
     return _epochs(webdataset.WebLoader(dataset, batch_size=None, num_workers=workers))
 
 
-def run_mds(folder: Path, kind: str, workers: int) -> Iterator[Any]:
+def run_mds(folder: Path, kind: str, workers: int, where: str = "") -> Iterator[Any]:
+    if not where:
+        return _mds(kind, workers, local=str(folder))
+    prefix, os.environ["S3_ENDPOINT_URL"] = at_s3(where)
+    return _cached(lambda local: _mds(kind, workers, remote=prefix, local=local))
+
+
+def _cached(run: Callable[[str], Iterator[Any]]) -> Iterator[Any]:
+    with cache() as folder:
+        yield from run(folder)
+
+
+def _mds(kind: str, workers: int, **where: str) -> Iterator[Any]:
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
@@ -244,7 +282,7 @@ def run_mds(folder: Path, kind: str, workers: int) -> Iterator[Any]:
             data = super().__getitem__(at)["data"]
             return tokens_of(data) if kind == "tokens" else data
 
-    dataset = Dataset(local=str(folder), shuffle=True, batch_size=batch_of(kind))
+    dataset = Dataset(**where, shuffle=True, batch_size=batch_of(kind))
     collate = None if kind == "tokens" else list
     return _epochs(
         DataLoader(dataset, batch_size=batch_of(kind), num_workers=workers, collate_fn=collate)
@@ -328,7 +366,13 @@ def run_stoker(folder: Path, kind: str, workers: int, where: str = "") -> Iterat
             cpus = max(1, workers)
             decode = Jpeg(SIDE, threads=cpus) if kind == DECODED else None
             loader = Loader(
-                source, batch=batch_of(kind), seed=1, endless=True, decode=decode, cpus=cpus
+                source,
+                batch=batch_of(kind),
+                seed=1,
+                shuffle="auto" if where else True,  # peers have no exact order there
+                endless=True,
+                decode=decode,
+                cpus=cpus,
             )
             try:
                 yield from (batch["image"] for batch in loader) if decode else loader

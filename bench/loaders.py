@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT / "tests/python"))
 import loader_systems as systems  # noqa: E402
 
 GIB = 1 << 30
+S3_BYTES = GIB // 2  # of samples, in each form: the server keeps all in memory
 PEERS = [name for name in systems.SYSTEMS if name != "stoker"]
 
 
@@ -183,12 +184,12 @@ class Bench:
     def count(self, kind: str) -> int:
         return int(self.given.gib * GIB) // systems.sample_bytes(kind)
 
-    def make(self, kind: str, name: str) -> Path:
-        form = systems.form_of(name, kind)
+    def make(self, kind: str, name: str, root: Path | None = None, count: int = 0) -> Path:
+        form, root = systems.form_of(name, kind), root or self.root
         began = time.perf_counter()
-        words = [str(self.root), form, kind, str(self.count(kind))]
+        words = [str(root), form, kind, str(count or self.count(kind))]
         subprocess.run([self.given.peers, __file__, "--make", *words], check=True)
-        folder = self.root / f"{kind}.{form}"
+        folder = root / f"{kind}.{form}"
         if name == "stoker" and form == "tar":
             self.index(f"dir:{folder}", systems.index_of(folder))
         print(f"{kind} as {form}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
@@ -246,28 +247,47 @@ class Bench:
         print(json.dumps(row), flush=True)
 
     def from_s3(self, kind: str) -> None:
-        """Ours from a Ceph RGW; the peers' own forms of remote data are others."""
+        """From a Ceph RGW, each in its own form and by its own client. The samples are as many as
+        its memory takes. A run ends after one epoch: peers keep on the disk what they fetched."""
         import rgw
-        import stoker
 
-        folder = self.make(kind, "stoker")
+        names = [name for name in self.given.systems if name in systems.FROM_S3]
+        count = min(self.count(kind), S3_BYTES // systems.sample_bytes(kind))
+        root = self.root / "s3"
+        folders = {name: self.make(kind, name, root, count) for name in names}
+        runs: dict[str, list[dict]] = {}
         with rgw.gateway(8 << 30) as served:
             os.environ.update(served.environment())
-            where = f"s3://{served.bucket}/{kind}?endpoint={served.endpoint}"
-            with stoker.open_store(where) as store:
-                for path in sorted(folder.iterdir())[:8]:  # it keeps all in memory
-                    change = store.begin()
-                    data = path.open("rb").read(GIB)
-                    change.resize(path.name, len(data))
-                    change.write_bytes(path.name, 0, data)
-                    change.commit().wait()
-            if kind == "images":
-                self.index(where, systems.index_of(folder))
-            runs = [
-                self.run("stoker", folder, kind, sys.maxsize, where, served.environment())
-                for _ in range(self.given.rounds)
-            ]
-            self.add("stoker", kind, "s3", True, [run for run in runs if run])
+            at = {
+                name: f"s3://{served.bucket}/{folder.name}?endpoint={served.endpoint}"
+                for name, folder in folders.items()
+            }
+            for folder in dict.fromkeys(folders.values()):
+                upload(folder, next(at[name] for name in names if folders[name] == folder))
+            if kind == "images" and "stoker" in names:
+                self.index(at["stoker"], systems.index_of(folders["stoker"]))
+            most = count - 2 * systems.batch_of(kind)
+            for number in range(self.given.rounds):
+                for name in names:
+                    run = self.run(name, folders[name], kind, most, at[name], served.environment())
+                    if run is None:
+                        continue
+                    print(f"round {number + 1}: {name} {kind} from S3 {run}", file=sys.stderr)
+                    runs.setdefault(name, []).append(run)
+        for name, each in runs.items():
+            self.add(name, kind, "s3", True, each)
+
+
+def upload(folder: Path, where: str) -> None:
+    import stoker
+
+    with stoker.open_store(where) as store:
+        for path in sorted(folder.iterdir()):
+            change = store.begin()
+            data = path.read_bytes()
+            change.resize(path.name, len(data))
+            change.write_bytes(path.name, 0, data)
+            change.commit().wait()
 
 
 def table(result: dict) -> str:

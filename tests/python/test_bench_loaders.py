@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import subprocess
 import sys
@@ -62,6 +63,13 @@ def test_the_same_samples_in_every_form_that_needs_no_peer(kind, tmp_path):
         flat = np.fromfile(tmp_path / "tokens.flat/flat.bin", np.uint16).astype(np.int64)
         assert seen.pop("stoker") == {flat[i * 1024 :][:1025].tobytes() for i in range(count)}
     assert len({frozenset(each) for each in seen.values()}) == 1
+
+
+def test_those_that_read_from_s3_are_told_where():
+    for name in bench.systems.FROM_S3:
+        assert "where" in inspect.signature(bench.systems.SYSTEMS[name][3]).parameters
+    where = "s3://bucket/tokens.mds?endpoint=http://127.0.0.1:80"
+    assert bench.systems.at_s3(where) == ("s3://bucket/tokens.mds", "http://127.0.0.1:80")
 
 
 def test_all_decode_the_same_images(tmp_path):
