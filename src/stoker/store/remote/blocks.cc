@@ -33,13 +33,17 @@ Result<std::unique_ptr<Blocks>> Blocks::make(uint64_t bytes, uint32_t block_byte
   STOKER_ASSIGN(Fd fd, make_memory("stoker blocks", bytes));
   STOKER_ASSIGN(Mapping mapping, Mapping::make(fd.get(), 0, bytes, Mapping::How::shared));
   if (bytes != 0) {
+    // Huge pages, made from one small page each: more of them would be copied. Where the kernel
+    // gives none, small pages do as well, but slower.
+    for (uint64_t at = 0; at < bytes; at += kHugePage)
+      (void)fallocate(fd.get(), 0, static_cast<off_t>(at), 1);
     (void)madvise(mapping.data(), bytes, MADV_HUGEPAGE);
+    (void)madvise(mapping.data(), bytes, MADV_COLLAPSE);
     // All of it now: later a missing page would end the process.
     if (fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
       return Error{Code::over_budget, errno,
                    "the machine has not " + human_bytes(bytes) +
                        " of free memory for blocks; give --memory a smaller size"};
-    (void)madvise(mapping.data(), bytes, MADV_COLLAPSE);  // small pages do as well, but slower
   }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0)
     return fail(errno, "cannot seal shared memory: this kernel is older than Linux 5.1");

@@ -225,11 +225,11 @@ TEST_F(Remote, PinsOfReadsAreGivenBackTogether) {
 TEST_F(Remote, BlocksAreMappedAtHugePages) {
   start();
   const auto link = link_of(*client_);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(link->blocks()) % (2 * kMiB), 0U);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(link->blocks()) % remote::kHugePage, 0U);
   const auto whole =
       remote::Mapping::make(link->blocks_fd(), 0, 4 * kMiB, remote::Mapping::How::read_only);
   ASSERT_OK(whole);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(whole->data()) % (2 * kMiB), 0U);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(whole->data()) % remote::kHugePage, 0U);
   EXPECT_EQ(whole->size(), 4 * kMiB);
 }
 

@@ -13,7 +13,6 @@ namespace stoker::remote {
 namespace {
 
 constexpr int kSized = F_SEAL_SHRINK | F_SEAL_GROW;
-constexpr uint64_t kHugePage = 2 * kMiB;
 
 // A range of addresses at a multiple of kHugePage, which nothing uses yet. Null: there is none.
 std::byte* aligned_range(uint64_t bytes) {

@@ -34,6 +34,8 @@ Sent send(int socket, const Outgoing& message, bool wait);
 // none yet: EAGAIN.
 Result<std::optional<Packet>> receive(int socket, size_t body_max, bool wait = true);
 
+inline constexpr uint64_t kHugePage = 2 * kMiB;
+
 // unavailable: nobody listens there.
 Result<Fd> connect_to(const std::string& path);
 
