@@ -1,6 +1,7 @@
 // What reads, folds and commits need beside what they were given comes from the cap on memory, in
 // pieces that fit it.
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "stoker/testing/coded_lab.h"
@@ -247,11 +248,12 @@ TEST(CodedMemoryShare, ABatchKeepsFewHeaderPages) {
   ASSERT_OK(before->resize("c", 4096));
   world.disk().start_recording();
   std::vector<Future<Version>> done;
-  {
-    const auto gate = world.disk().hold();
-    done.push_back(before->commit(Durability::durable));
-    for (const auto& commit : commits) done.push_back(commit->commit(Durability::durable));
-  }
+  // The first is a batch by itself, and under way; so the others are one together.
+  world.disk().hold_all("d0");
+  done.push_back(before->commit(Durability::durable));
+  while (world.disk().held("d0") == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (const auto& commit : commits) done.push_back(commit->commit(Durability::durable));
+  world.disk().let_go("d0");
   for (Future<Version>& each : done) ASSERT_OK(each.wait());
   std::vector<Version> order;  // of the commits whose pages come, by those of data chunks
   for (const SimEvent& event : world.disk().stop_recording()) {
