@@ -197,6 +197,11 @@ class Runtime:
         stall_seconds: int = 300,
     ) -> None: ...
     def arena(self, bytes: int) -> Arena: ...  # OverBudget
+    # Fills a chunk's memory from parts (where in it, address, bytes), sorted, with zeros between
+    # them. On the pool: the memory must stay until wait() has returned.
+    def gather(self, address: int, bytes: int, parts: list[tuple[int, int, int]]) -> Hashing: ...
+    # Copies parts out of a chunk's memory. Compare the hash before you believe them.
+    def scatter(self, address: int, bytes: int, parts: list[tuple[int, int, int]]) -> Hashing: ...
     def open_store(
         self,
         composition: str,
@@ -275,6 +280,9 @@ class Future:
     def wait(self, timeout: float | None = None) -> Any: ...
     # the message of the error if it is ready and failed, without raising
     def error(self) -> str | None: ...
+
+class Hashing:
+    def wait(self) -> bytes: ...  # XXH3-128 of the chunk, as xxh3_128() gives it
 
 class Store:
     # Memory that is drawn on the budget of its Runtime; OverBudget

@@ -307,6 +307,8 @@ def chunks_are_hashed_before_they_are_filled(monkeypatch):
             ctypes.memmove(address, late.held, size)
             return digest
 
+    for kind in (parts.Tensor, parts.Bytes):
+        monkeypatch.setattr(kind, "place", lambda *_: None)
     monkeypatch.setattr(workspace, "fill", late)
     monkeypatch.setattr(workspace, "_core", Core())
 
@@ -343,6 +345,7 @@ def no_step_waits_for_the_copy(monkeypatch):
     monkeypatch.setattr(checkpoints.Checkpoints, "save", saves)
     monkeypatch.setattr(checkpoints.Checkpoints, "wait_copied", lambda self: None)
     monkeypatch.setattr(torch.optim.AdamW, "step", steps)
+    monkeypatch.setattr(parts.Tensor, "place", lambda *_: None)
     monkeypatch.setattr(parts.Tensor, "read", read)
 
 

@@ -371,7 +371,7 @@ def test_names_that_older_stokers_took_keep_their_files(tmp_path, monkeypatch):
 def test_a_failed_copy_keeps_no_memory_while_its_error_lives(tmp_path, monkeypatch, how):
     really = Tier.write_chunks
 
-    def write_chunks(self, key, size, chunks, ring):
+    def write_chunks(self, key, size, chunks, ring, *given):
         def full():
             with contextlib.closing(chunks):
                 for at, length, fill in chunks:
@@ -381,7 +381,7 @@ def test_a_failed_copy_keeps_no_memory_while_its_error_lives(tmp_path, monkeypat
             raise errors.IoError("the store is full")
 
         mine = full() if PACK in key and "far" in self.composition else chunks
-        really(self, key, size, mine, ring)
+        really(self, key, size, mine, ring, *given)
 
     monkeypatch.setattr(Tier, "write_chunks", write_chunks)
     state = {"a": torch.zeros(20 << 20, dtype=torch.uint8)}

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "stoker/base/fork.h"
+#include "stoker/codec/hashed_copy.h"
 #include "stoker/offload/session.h"
 #include "stoker/store/answers.h"
 #include "stoker/store/runtime.h"
@@ -123,6 +124,10 @@ struct PyStore {
 };
 struct PyTransaction {
   std::shared_ptr<TransactionBox> box;
+};
+struct PyHashing {
+  Future<codec::Digest> digest;
+  std::shared_ptr<RuntimeHandle> runtime;
 };
 struct PyFuture {
   Future<Version> version;  // one of the two is valid

@@ -170,6 +170,55 @@ nb::dict io_counters(const PyRuntime& runtime) {
   return out;
 }
 
+// ---- copies of chunks with their hash, on the pool
+
+using Parts = std::vector<std::tuple<uint64_t, uintptr_t, uint64_t>>;  // at, address, bytes
+
+template <typename Byte>
+std::vector<codec::ChunkPart<Byte>> parts_of(const Parts& given, uint64_t size) {
+  std::vector<codec::ChunkPart<Byte>> parts;
+  parts.reserve(given.size());
+  for (const auto& [at, address, bytes] : given) {
+    if (at > size || bytes > size - at) raise_invalid("a part reaches beyond its chunk");
+    if (!parts.empty() && at < parts.back().at) raise_invalid("parts of a chunk must be sorted");
+    parts.push_back({at, reinterpret_cast<Byte*>(address), bytes});
+  }
+  return parts;
+}
+
+template <typename Job>
+PyHashing hashing(const PyRuntime& runtime, Job job) {
+  check_process(*runtime.handle);
+  auto promise = std::make_shared<Promise<codec::Digest>>();
+  PyHashing made{promise->future(), runtime.handle};
+  runtime.handle->owner->pool().run([promise, job = std::move(job)] { promise->complete(job()); });
+  return made;
+}
+
+PyHashing gather(const PyRuntime& runtime, uintptr_t address, uint64_t bytes, const Parts& given) {
+  auto parts = parts_of<const std::byte>(given, bytes);
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (parts[i - 1].at + parts[i - 1].bytes > parts[i].at)
+      raise_invalid("parts of a chunk must not overlap");
+  }
+  return hashing(runtime, [address, bytes, parts = std::move(parts)] {
+    return codec::gather({reinterpret_cast<std::byte*>(address), bytes}, parts);
+  });
+}
+
+PyHashing scatter(const PyRuntime& runtime, uintptr_t address, uint64_t bytes, const Parts& given) {
+  auto parts = parts_of<std::byte>(given, bytes);
+  return hashing(runtime, [address, bytes, parts = std::move(parts)] {
+    return codec::scatter({reinterpret_cast<const std::byte*>(address), bytes}, parts);
+  });
+}
+
+nb::bytes digest(const PyHashing& hashing) {
+  if (!hashing.digest.ready()) check_process(*hashing.runtime);
+  const codec::Digest found = wait_for(hashing.digest);
+  return nb::bytes(reinterpret_cast<const char*>(found.data()), found.size());
+}
+
 // ---- trace
 
 nb::tuple stop_trace(const PyRuntime& runtime) {
@@ -673,6 +722,10 @@ void bind_runtime(nb::module_& module) {
            nb::arg("chunk_bytes") = 1 << 20, nb::arg("objects_max") = 1 << 16,
            nb::arg("same_disk") = false, nb::arg("replace") = std::vector<std::string>(),
            nb::arg("volume_weights") = std::vector<double>())
+      .def("gather", &gather, nb::arg("address"), nb::arg("bytes"), nb::arg("parts"),
+           "Fills memory from parts (where, address, bytes), with zeros between them.")
+      .def("scatter", &scatter, nb::arg("address"), nb::arg("bytes"), nb::arg("parts"),
+           "Copies parts (where, address, bytes) out of memory.")
       .def("io_counters", &io_counters)
       .def(
           "start_trace",
@@ -700,6 +753,8 @@ void bind_store(nanobind::module_& module) {
       .def("ready", &ready)
       .def("wait", &wait, nb::arg("timeout").none() = nb::none())
       .def("error", &error);
+  nb::class_<PyHashing>(module, "Hashing", "A copy that is going on, and the hash of its chunk.")
+      .def("wait", &digest);
   nb::class_<PyTransaction>(module, "Transaction",
                             "Changes that become visible together, by one commit, or not at all.")
       .def(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from stoker.checkpoint.parts import Source
+from stoker.checkpoint.parts import Brought, Source
 from stoker.checkpoint.tensors import Spec
 from stoker.errors import Corruption, InvalidArgument, NotFound, Unsupported
 
@@ -125,7 +125,7 @@ class _Chunk:
         return tensor
 
 
-class _Assembled:
+class _Assembled(Brought):
     """A tensor of chunks; all of it is in memory while it is read."""
 
     def __init__(self, spec: Spec, chunks: list[_Chunk]) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from stoker.checkpoint import dcp_folder
-from stoker.checkpoint.parts import Source, memory
+from stoker.checkpoint.parts import Brought, Source, memory
 from stoker.checkpoint.state import Elsewhere
 from stoker.checkpoint.tensors import HEADER_BYTES_MAX, Spec, header_bytes, read_header
 from stoker.errors import Corruption, InvalidArgument, NotFound
@@ -96,7 +96,7 @@ class _File:
             at, into = at + count, into[count:]
 
 
-class _Range:
+class _Range(Brought):
     """Bytes of a file."""
 
     def __init__(self, file: _File, begin: int) -> None:

@@ -20,6 +20,23 @@ class Source(Protocol):
     def read(self, at: int, size: int, address: int) -> None:
         """Writes `size` bytes from `at` on to memory at `address`."""
 
+    def place(self, at: int) -> int | None:
+        """Where the bytes from `at` on lie in host memory, all of them one behind the other; None:
+        read() brings them, in order. Who has copied them calls check()."""
+
+    def check(self) -> None:
+        """Raises if what was copied from its place may not be believed."""
+
+
+class Brought:
+    """A source that has no place in memory."""
+
+    def place(self, at: int) -> int | None:
+        return None
+
+    def check(self) -> None:
+        pass
+
 
 class Edited(StokerError, RuntimeError):
     """A tensor was changed while a background save still copied it. The save failed; the older
@@ -29,9 +46,16 @@ class Edited(StokerError, RuntimeError):
 class Bytes:
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self._address = ctypes.cast(data, ctypes.c_void_p).value
 
     def read(self, at: int, size: int, address: int) -> None:
-        ctypes.memmove(address, self._data[at : at + size], size)
+        ctypes.memmove(address, self._address + at, size)
+
+    def place(self, at: int) -> int | None:
+        return self._address + at
+
+    def check(self) -> None:
+        pass
 
 
 class Tensor:
@@ -49,6 +73,12 @@ class Tensor:
         else:
             into = memory(address, size)
             into.copy_(flat.reshape(-1).view(torch.uint8)[at : at + size])
+        self.check()
+
+    def place(self, at: int) -> int | None:
+        return self._flat.data_ptr() + at if self._flat.device.type == "cpu" else None
+
+    def check(self) -> None:
         if self._of._version != self._version:
             raise Edited(
                 f"{self._name} was changed while it was being saved; change tensors between "
@@ -56,7 +86,7 @@ class Tensor:
             )
 
 
-class Plane:
+class Plane(Brought):
     """An object of a store, as it was at a snapshot. It is read a chunk at a time."""
 
     def __init__(self, store: Any, key: str, snapshot: str, buffer: Any) -> None:
@@ -90,7 +120,7 @@ class Plane:
         self._buffer.holds = wanted
 
 
-class Slice:
+class Slice(Brought):
     """A part of a source."""
 
     def __init__(self, source: Source, begin: int) -> None:
@@ -100,7 +130,7 @@ class Slice:
         self._source.read(self._begin + at, size, address)
 
 
-class Strided:
+class Strided(Brought):
     """A tensor that a plane holds in the order of its memory, given in row-major order. All of it
     is brought to memory for that."""
 

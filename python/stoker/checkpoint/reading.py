@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import logging
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,17 +34,20 @@ from stoker.offload.storage import record
 
 log = logging.getLogger("stoker")
 AHEAD = 8  # chunks on their way, at most
+SPREADING = 4  # chunks that are copied and hashed, at most
+_UNREAD = (Corruption, NotFound, IoError, InvalidArgument)
 _BROKEN = (ValueError, TypeError, LookupError, AttributeError, RuntimeError)
 
 
-class Refused:
-    """A read that could not begin."""
+class Ended:
+    """A read that could not begin, or ended as it says."""
 
-    def __init__(self, error: StokerError) -> None:
+    def __init__(self, error: StokerError | None) -> None:
         self._error = error
 
     def wait(self) -> None:
-        raise self._error
+        if self._error is not None:
+            raise self._error
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Reader:
         for each in of_reduced:
             self._reduced = parse_reduced(self._table(each), *made)
         self._twins: dict[str, Reader | None] = {}  # the same checkpoint in others, by tier
+        self._tensors: dict[str, tuple[str, tensors.Placed]] | None = None
 
     def _table(self, table: Table) -> bytes:
         try:
@@ -118,7 +122,7 @@ class Reader:
                     try:
                         future = self._begin(file, i, buffer)
                     except StokerError as error:
-                        future = Refused(error)
+                        future = Ended(error)
                     ahead.append((future, i, buffer))
                 if not ahead:
                     return
@@ -169,7 +173,7 @@ class Reader:
             if (held := self._plain(file, i, buffer, spare)) is not None:
                 return held
             error: StokerError = Corruption(f"{self.where}: {place} is damaged")
-        except (Corruption, NotFound, IoError, InvalidArgument) as caught:
+        except _UNREAD as caught:
             error = Corruption(f"{self.where}: {place} cannot be read: {caught}")
         for other in self._others:
             with contextlib.suppress(StokerError):
@@ -216,30 +220,94 @@ class Reader:
             for i in range(each.offset // CHUNK, (each.offset + each.bytes - 1) // CHUNK + 1)
         }
         first = 0
-        for at, buffer, size in self.stream(file, numbers):
+
+        def parts_in(at: int, size: int) -> list[tuple[int, int, int]]:
+            nonlocal first
             while first < len(wanted) and wanted[first].offset + wanted[first].bytes <= at:
                 first += 1
+            found = []
             for each in wanted[first:]:
                 if each.offset >= at + size:
                     break
                 begin, end = max(at, each.offset), min(at + size, each.offset + each.bytes)
                 if begin < end:
-                    ctypes.memmove(
-                        each.address + begin - each.offset, buffer.address + begin - at, end - begin
-                    )
-            progress(size)
+                    found.append((begin - at, each.address + begin - each.offset, end - begin))
+            return found
+
+        if file.name in self._reduced:
+            for at, buffer, size in self.stream(file, numbers):
+                _move(buffer, parts_in(at, size))
+                progress(size)
+        else:
+            self._spread(file, sorted(numbers), parts_in, progress)
+
+    def _spread(
+        self, file: File, numbers: list[int], parts_in: Callable, progress: Callable[[int], Any]
+    ) -> None:
+        """Copies parts of chunks to where parts_in() says. The pool copies and hashes them, while
+        others are read."""
+        entries, ring = self._entries[file.name], self._ring
+        left = deque(numbers)
+        reads: deque[tuple[Any, int, Buffer]] = deque()
+        copies: deque[tuple[Any, int, Buffer, list]] = deque()
+        at_once = min(SPREADING, max(1, ring.half // 2))
+
+        def settle() -> None:
+            hashing, i, buffer, parts = copies.popleft()
+            try:
+                if hashing.wait() != entries[i].hash:
+                    self._verified(Ended(None), file, i, buffer, None)  # from another tier
+                    _move(buffer, parts)
+            finally:
+                ring.give(buffer)
+            progress(entries[i].bytes)
+
+        try:
+            while left or reads:
+                while left and len(reads) < min(AHEAD, ring.half):
+                    i, buffer = left.popleft(), ring.take()
+                    try:
+                        future = self._begin(file, i, buffer)
+                    except StokerError as error:
+                        future = Ended(error)
+                    reads.append((future, i, buffer))
+                while len(copies) >= at_once:
+                    settle()
+                future, i, buffer = reads.popleft()
+                at, size = entries[i].offset, entries[i].bytes
+                try:
+                    try:
+                        future.wait()
+                    except _UNREAD as error:
+                        self._verified(Ended(error), file, i, buffer, None)
+                    parts = parts_in(at, size)
+                    hashing = ring.runtime.scatter(buffer.address, size, parts)
+                except BaseException:
+                    ring.give(buffer)
+                    raise
+                copies.append((hashing, i, buffer, parts))
+            while copies:
+                settle()
+        finally:
+            for going_on, _, buffer, *_ in (*reads, *copies):
+                with contextlib.suppress(StokerError):
+                    going_on.wait()
+                ring.give(buffer)
 
     def tensors(self) -> dict[str, tuple[str, tensors.Placed]]:
         """The model's tensors: file and place by name, without aliases."""
+        if self._tensors is None:
+            self._tensors = self._read_tensors()
+        return self._tensors
+
+    def _read_tensors(self) -> dict[str, tuple[str, tensors.Placed]]:
         found = {}
         for file in self.manifest.files:
             if not file.name.endswith(".safetensors"):
                 continue
-            data = b""
-            for _, buffer, size in self.stream(file):
-                data += ctypes.string_at(buffer.address, size)
-                if len(data) >= min(tensors.header_bytes(data), file.bytes):
-                    break
+            data = self._bytes_of(file, range(1))
+            if (length := min(tensors.header_bytes(data), file.bytes)) > len(data):
+                data += self._bytes_of(file, range(1, -(-length // CHUNK)))
             for placed in tensors.read_header(data, file.bytes, f"{self.where}: {file.name}"):
                 if placed.spec.name in found:
                     raise Corruption(f"{self.where}: two files hold {placed.spec.name}")
@@ -367,7 +435,10 @@ class Reader:
 
     def bytes_of(self, name: str) -> bytes:
         """All of a small file."""
-        chunks = self.stream(self.manifest.file(name))
+        return self._bytes_of(self.manifest.file(name), None)
+
+    def _bytes_of(self, file: File, numbers: range | None) -> bytes:
+        chunks = self.stream(file, numbers)
         return b"".join(ctypes.string_at(buffer.address, size) for _, buffer, size in chunks)
 
     def tensor(self, file: str, placed: tensors.Placed) -> tuple[tensors.Spec, bytes]:
@@ -375,6 +446,11 @@ class Reader:
         held = torch.empty(max(1, placed.spec.bytes), dtype=torch.uint8, device="cpu")
         self.copy(file, [Wanted(placed.offset, placed.spec.bytes, held.data_ptr())])
         return placed.spec, ctypes.string_at(held.data_ptr(), placed.spec.bytes)
+
+
+def _move(buffer: Buffer, parts: list[tuple[int, int, int]]) -> None:
+    for begin, address, size in parts:
+        ctypes.memmove(address, buffer.address + begin, size)
 
 
 def _wanted(

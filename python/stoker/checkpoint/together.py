@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from stoker.checkpoint import shards
-from stoker.checkpoint.parts import Edited, Source, memory
+from stoker.checkpoint.parts import Brought, Edited, Source, memory
 from stoker.checkpoint.tensors import Spec
 from stoker.errors import Mismatch, StokerError
 from stoker.offload.ranks.ranks import Ranks
@@ -218,7 +218,7 @@ class Passing:
                 return
 
 
-class Arriving:
+class Arriving(Brought):
     """The bytes of a tensor that is gathered when they are wanted. They are read in order."""
 
     def __init__(self, passing: Passing, size: int) -> None:

@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stoker import _core
@@ -25,7 +26,9 @@ from stoker.errors import (
 )
 
 log = logging.getLogger("stoker")
-Fill = Callable[[int], Any]  # fills a chunk's memory, at the address
+# Fills a chunk's memory, at the address; or begins to, and gives what has wait().
+Fill = Callable[[int], Any]
+FILLING = 4  # chunks that are filled at a time, at most
 GIVEN_UP = b"given up\n"  # in place of a manifest: who finds the folder removes it
 PLANE_BYTES = 8 << 20  # the largest chunk of a plane
 
@@ -51,13 +54,13 @@ class Ring:
         start = self._memory.address
         self._free = [Buffer(start + i * CHUNK, CHUNK) for i in range(count)]
         self.plane = Buffer(start + count * CHUNK, PLANE_BYTES)
-        self._runtime, self._passing = runtime, None
+        self.runtime, self._passing = runtime, None
         self._moving: deque[tuple[_core.Future, Buffer]] = deque()
 
     def passing(self) -> Buffer:
         """One more for planes: of the thread that passes weights to other ranks."""
         if self._passing is None:
-            memory = self._runtime.arena(PLANE_BYTES).take(PLANE_BYTES)
+            memory = self.runtime.arena(PLANE_BYTES).take(PLANE_BYTES)
             self._passing = memory, Buffer(memory.address, PLANE_BYTES)
             self.bytes += PLANE_BYTES
         return self._passing[1]
@@ -153,15 +156,13 @@ class Tier:
         def chunks() -> Generator[tuple[int, int, Fill], None, None]:
             for i, within in enumerate(whole.chunks()):
                 size = min(CHUNK, whole.bytes - i * CHUNK)
+                yield (
+                    i * CHUNK,
+                    size,
+                    partial(begin_to_fill, ring, size, within, hashes),
+                )
 
-                def fill_and_hash(address: int, size: int = size, within: list = within) -> None:
-                    fill(address, size, within)
-                    hashes.append(_core.xxh3_128(address, size))
-
-                yield i * CHUNK, size, fill_and_hash
-            copied()
-
-        self.write_chunks(f"{name}/{whole.name}", whole.bytes, chunks(), ring)
+        self.write_chunks(f"{name}/{whole.name}", whole.bytes, chunks(), ring, copied)
         return hashes
 
     def write_stream(
@@ -178,26 +179,55 @@ class Tier:
         self.write_chunks(f"{name}/{file.name}", file.bytes, each(), ring)
 
     def write_chunks(
-        self, key: str, size: int, chunks: Generator[tuple[int, int, Fill], None, None], ring: Ring
+        self,
+        key: str,
+        size: int,
+        chunks: Generator[tuple[int, int, Fill], None, None],
+        ring: Ring,
+        filled: Callable[[], None] = lambda: None,
     ) -> None:
         """Writes an object of chunks: (offset, bytes, what fills memory with them). They are closed
-        where it fails: an error that somebody keeps would keep their buffers too."""
+        where it fails: an error that somebody keeps would keep their buffers too. `filled` is
+        called when all of them are."""
         txn = self.store.begin()
+        filling: deque[tuple[int, int, Buffer, Any]] = deque()
+
+        def write_first() -> None:
+            at, length, buffer, going_on = filling.popleft()
+            try:
+                if going_on is not None:
+                    going_on.wait()
+                future = txn.write(key, at, buffer.address, length, "checkpoint")
+            except BaseException:
+                ring.give(buffer)
+                raise
+            ring.moves(future, buffer)
+
         try:
             txn.resize(key, size)
             for at, length, fill_chunk in chunks:
                 buffer = ring.take()
                 try:
-                    fill_chunk(buffer.address)
-                    future = txn.write(key, at, buffer.address, length, "checkpoint")
+                    going_on = fill_chunk(buffer.address)
                 except BaseException:
                     ring.give(buffer)
                     raise
-                ring.moves(future, buffer)
+                going_on = going_on if hasattr(going_on, "wait") else None
+                filling.append((at, length, buffer, going_on))
+                while filling and (going_on is None or len(filling) >= min(FILLING, ring.half)):
+                    write_first()
+            while filling:
+                write_first()
+            filled()
             ring.drain()
             txn.commit("durable").wait()
         except BaseException:
             chunks.close()
+            for _, _, buffer, going_on in filling:
+                if going_on is not None:
+                    with contextlib.suppress(StokerError):
+                        going_on.wait()
+                ring.give(buffer)
             with contextlib.suppress(StokerError):
                 ring.drain()
             txn.abandon()
@@ -280,6 +310,32 @@ class Tier:
 
     def close(self) -> None:
         self.store.close()
+
+
+class Filling:
+    """A chunk that is copied from memory, and hashed. wait() appends its hash to `hashes`."""
+
+    def __init__(self, ring: Ring, address: int, size: int, within: list, hashes: list) -> None:
+        parts = [(where, part.source.place(at), n) for part, at, where, n in within]
+        self._hashing = ring.runtime.gather(address, size, parts)
+        self._within, self._hashes = within, hashes
+
+    def wait(self) -> None:
+        digest = self._hashing.wait()
+        for part, *_ in self._within:
+            part.source.check()
+        self._hashes.append(digest)
+
+
+def begin_to_fill(
+    ring: Ring, size: int, within: list, hashes: list[bytes], address: int
+) -> Filling | None:
+    """Fills a chunk, and appends its hash to `hashes`: now, or when its wait() is called."""
+    if all(part.source.place(at) is not None for part, at, *_ in within):
+        return Filling(ring, address, size, within, hashes)
+    fill(address, size, within)
+    hashes.append(_core.xxh3_128(address, size))
+    return None
 
 
 def fill(address: int, size: int, within: list) -> None:

@@ -320,7 +320,7 @@ class _Staged:
                 return
 
 
-class _Lazy:
+class _Lazy(parts.Brought):
     """A tensor that the planner gives when its bytes are wanted."""
 
     def __init__(self, item: WriteItem, size: int, planner: SavePlanner) -> None:
