@@ -356,7 +356,8 @@ def retention_takes_the_newest(monkeypatch):
 def the_oldest_is_restored(monkeypatch):
     names = Tier.names
     monkeypatch.setattr(Tier, "names", lambda self: names(self)[::-1])
-    monkeypatch.setattr(checkpoints, "sorted", lambda found, **_: sorted(found), raising=False)
+    oldest = lambda of, *more, **how: min(of) if isinstance(of, dict) else max(of, *more, **how)
+    monkeypatch.setattr(checkpoints, "max", oldest, raising=False)
 
 
 BUGS = (

@@ -253,9 +253,11 @@ class Reader:
         at_once = min(SPREADING, max(1, ring.half // 2))
 
         def settle() -> None:
-            hashing, i, buffer, parts = copies.popleft()
+            hashing, i, buffer, parts = copies[0]
+            digest = hashing.wait()  # Ctrl-C: below it is waited for once more
+            copies.popleft()
             try:
-                if hashing.wait() != entries[i].hash:
+                if digest != entries[i].hash:
                     self._verified(Ended(None), file, i, buffer, None)  # from another tier
                     _move(buffer, parts)
             finally:

@@ -193,10 +193,11 @@ class Tier:
         filling: deque[tuple[int, int, Buffer, Any]] = deque()
 
         def write_first() -> None:
-            at, length, buffer, going_on = filling.popleft()
+            at, length, buffer, going_on = filling[0]
+            if going_on is not None:
+                going_on.wait()
+            filling.popleft()
             try:
-                if going_on is not None:
-                    going_on.wait()
                 future = txn.write(key, at, buffer.address, length, "checkpoint")
             except BaseException:
                 ring.give(buffer)
