@@ -79,7 +79,7 @@ class Dead:
         assert len(lines) == len(uploads)
         if lines:
             text = "\n".join([self._lines[0], *lines]) + "\n"
-            (self._folder / "dead").write_text(text)
+            (self._folder / "dead.uploads").write_text(text)
 
 
 WAYS = [
