@@ -13,6 +13,7 @@ from torch import nn
 
 import stoker
 from stoker.checkpoint.manifest import MANIFEST, Name
+from stoker.checkpoint.reading import Reader
 from stoker.ckpt.cli import main
 
 
@@ -116,6 +117,8 @@ def test_a_save_to_a_bucket_may_end_behind_any_request(
         model, opt = made(width, 1)
         train(model, opt)
         with checkpoints(s3) as ckpt:
+            for name in ckpt._tiers[0].names():
+                Reader(ckpt._tiers[0], name, ckpt._ring, []).verify()
             found.append(ckpt.restore(model=model, optimizer=opt).step)
             for ours, theirs in zip(values(model, opt), expected[found[-1]], strict=True):
                 assert torch.equal(ours, theirs), number
