@@ -11,6 +11,7 @@ namespace stoker {
 class Answers {
  public:
   using Time = std::chrono::steady_clock::time_point;
+  virtual ~Answers() = default;
   // Receives answers on the calling thread until `done()` or the deadline. Returns at once where
   // another thread receives them: the caller then waits for its future as ever.
   virtual void receive_until(const std::function<bool()>& done, Time deadline) = 0;
@@ -19,7 +20,6 @@ class Answers {
   Answers() = default;
   Answers(const Answers&) = delete;
   Answers& operator=(const Answers&) = delete;
-  ~Answers() = default;
 };
 
 // Lives while its thread begins calls whose futures it will wait for by receive_until(), very
