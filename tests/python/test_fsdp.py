@@ -356,7 +356,7 @@ def test_nobody_waits_for_ever_for_a_rank_that_hangs(tmp_path, whole):
         "rank 0 does not hear from all other ranks any more" in told[0][-1]["text"]
         and "start them again with resume=True" in told[0][-1]["text"]
     )
-    assert "while it waited at 'commit of step 3'; step(), flush()" in told[0][-1]["text"]
+    assert "while it waited at 'commit of step 3'; stoker.offload(), step()" in told[0][-1]["text"]
     told = complete(Group(tmp_path, 2, fsdp_run.train, store=f"{tmp_path}/store", steps=8))
     assert {lines[0]["at"] for lines in told} == {3}
     assert ends(told) == ends(whole(2, 8))

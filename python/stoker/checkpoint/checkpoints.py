@@ -330,7 +330,7 @@ class Checkpoints:
             "stoker": _core.__version__,
             "host": socket.gethostname(),
             "ranks": ranks,
-            "ran_seconds": round(self._pace.ran, 3),
+            "ran_seconds": round(self._pace.ran, 6),
             "restarts": self._pace.restarts,
         }
         return {"writer": writer, "metric": rated, "pinned": bool(pin)}
