@@ -112,12 +112,13 @@ TEST(Pool, WhatMayWaitGoesBehindTheRestAndIsNotForgotten) {
   std::string order;  // of the pool's one thread
   {
     Promise<void> begun, gate;
+    const Future<void> at_work = begun.future();
     Pool pool(1);
     pool.run([&begun, open = gate.future()] {
       begun.complete(Status());
       (void)open.wait();
     });
-    EXPECT_TRUE(begun.future().wait());
+    EXPECT_TRUE(at_work.wait());
     for (int i = 0; i < 4; ++i) pool.run_later([&] { order += 'l'; });
     for (int i = 0; i < 16; ++i) pool.run([&] { order += 'n'; });
     gate.complete(Status());
