@@ -158,9 +158,7 @@ void LocalStore::run_group(CommitGroup group) {
     if (status) {
       for (auto& entry : group) flip(*entry);
       durable_ = map_->version();
-      for (auto& [epoch, extents] : std::exchange(undurable_, {})) {
-        release(std::move(extents), epoch);
-      }
+      release(std::exchange(undurable_, {}));
     } else {
       poison(status.error());
     }
@@ -309,7 +307,7 @@ void LocalStore::flip(CommitEntry& entry) {
   const Status applied = map_->apply(bytes_of(entry.items), freed);
   STOKER_CHECK(applied.has_value());
   for (const Extent& extent : freed) limbo_blocks_ += extent.blocks;
-  if (!freed.empty()) undurable_.emplace_back(epoch_++, std::move(freed));
+  undurable_.insert(undurable_.end(), freed.begin(), freed.end());
   if (!entry.state) return;
   TransactionState& state = *entry.state;
   STOKER_CHECK(state.pending == 0 && !state.error);  // nothing becomes visible that is not on disk
@@ -348,27 +346,26 @@ void LocalStore::note_given_up(const Status& status) {
   if (!status && status.error().sys_errno == ETIMEDOUT && !poisoned_) poison(status.error());
 }
 
-void LocalStore::release(std::vector<Extent> extents, uint64_t epoch) {
-  if (poisoned_ || extents.empty()) return;
-  const auto after = std::find_if(limbo_.begin(), limbo_.end(),
-                                  [epoch](const auto& each) { return each.first > epoch; });
-  limbo_.emplace(after, epoch, std::move(extents));
-  give_what_nobody_reads();
-}
-
-void LocalStore::give_what_nobody_reads() {
-  while (!limbo_.empty() && (readers_.empty() || limbo_.front().first < readers_.begin()->first)) {
-    for (const Extent& extent : limbo_.front().second) {
-      allocator_.give(extent);
-      limbo_blocks_ -= extent.blocks;
+void LocalStore::release(std::span<const Extent> extents) {
+  if (poisoned_) return;
+  for (const Extent& extent : extents) {
+    if (readers_.contains(extent.place)) {
+      STOKER_CHECK(limbo_.emplace(extent.place, extent).second);
+    } else {
+      give(extent);
     }
-    limbo_.pop_front();
-    freed_.notify_all();
   }
 }
 
+void LocalStore::give(const Extent& extent) {
+  allocator_.give(extent);
+  limbo_blocks_ -= extent.blocks;
+  ++given_;
+  freed_.notify_all();
+}
+
 // What was freed and is not free yet becomes so:
-// deferred commits are made durable, then reads that began before are waited for. False: nothing
+// deferred commits are made durable, then reads of it are waited for. False: nothing
 // more comes free, or this thread must not wait for it.
 bool LocalStore::make_room(MutexLock& lock) {
   if (poisoned_ || runtime_.loop.here() || worker_.here()) return false;
@@ -384,10 +381,8 @@ bool LocalStore::make_room(MutexLock& lock) {
     return done;
   }
   if (limbo_.empty() || runtime_.pool.here()) return false;  // reads are verified on the pool
-  const uint64_t oldest = limbo_.front().first;
-  freed_.wait(lock, [this, oldest]() REQUIRES(mutex_) {
-    return limbo_.empty() || limbo_.front().first != oldest;
-  });
+  freed_.wait(lock, [this, before = given_]()
+                        REQUIRES(mutex_) { return limbo_.empty() || given_ != before; });
   return true;
 }
 

@@ -7,11 +7,12 @@
 #pragma once
 
 #include <array>
-#include <deque>
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "stoker/base/mutex.h"
@@ -96,7 +97,8 @@ class LocalStore final : public Store {
   static void read_done(Transfer& transfer, void* store);
   Status read_chunk(std::string_view key, uint32_t index, const Chunk& chunk, Slice into);
   Error corrupt(std::string_view key, uint32_t index, const Chunk& chunk) const;
-  void unpin(uint64_t epoch);
+  void pin(const Transfer& transfer) REQUIRES(mutex_);
+  void unpin(const Transfer& transfer);
 
   // write.cc
   Status check_writable(const TransactionState& state) const REQUIRES(mutex_);
@@ -176,10 +178,10 @@ class LocalStore final : public Store {
   void finish(CommitEntry& entry, const Status& status);
   void poison(const Error& error) REQUIRES(mutex_);
   void note_given_up(const Status& status) REQUIRES(mutex_);
-  // Extents that nothing names any more, durably, counted in limbo_blocks_: free once no read of
-  // `epoch` or before may use them.
-  void release(std::vector<Extent> extents, uint64_t epoch) REQUIRES(mutex_);
-  void give_what_nobody_reads() REQUIRES(mutex_);
+  // Extents that nothing names any more, durably, counted in limbo_blocks_: free once nobody reads
+  // them.
+  void release(std::span<const Extent> extents) REQUIRES(mutex_);
+  void give(const Extent& extent) REQUIRES(mutex_);
   // Lets go of the mutex meanwhile.
   bool make_room(MutexLock& lock) REQUIRES(mutex_) NO_THREAD_SAFETY_ANALYSIS;
 
@@ -197,19 +199,19 @@ class LocalStore final : public Store {
 
   mutable Mutex mutex_;
   CondVar idle_;
-  CondVar freed_;  // something left limbo_
+  CondVar freed_;  // given_ has grown
   std::unique_ptr<Map> map_ GUARDED_BY(mutex_);
   Allocator allocator_ GUARDED_BY(mutex_);
   std::map<std::string, TransactionState*, std::less<>> owners_ GUARDED_BY(mutex_);
   std::set<TransactionState*> open_ GUARDED_BY(mutex_);
-  // reads under way, by the epoch they began in
-  std::map<uint64_t, uint64_t> readers_ GUARDED_BY(mutex_);
-  // free once no reader of this epoch or an earlier one is left
-  std::deque<std::pair<uint64_t, std::vector<Extent>>> limbo_ GUARDED_BY(mutex_);
-  uint64_t epoch_ GUARDED_BY(mutex_) = 1;
+  // reads under way, by the place of what they read
+  std::unordered_map<uint64_t, uint32_t> readers_ GUARDED_BY(mutex_);
+  // to be free when nobody reads them any more, by place
+  std::unordered_map<uint64_t, Extent> limbo_ GUARDED_BY(mutex_);
+  uint64_t given_ GUARDED_BY(mutex_) = 0;         // extents that were freed
   uint64_t limbo_blocks_ GUARDED_BY(mutex_) = 0;  // in limbo_ and undurable_
-  // freed by commits that are not durable yet, by epoch
-  std::vector<std::pair<uint64_t, std::vector<Extent>>> undurable_ GUARDED_BY(mutex_);
+  // freed by commits that are not durable yet
+  std::vector<Extent> undurable_ GUARDED_BY(mutex_);
   size_t in_flight_ GUARDED_BY(mutex_) =
       0;  // transfers, merges and jobs: the destructor waits for them
   std::vector<Grant> map_grants_ GUARDED_BY(mutex_);

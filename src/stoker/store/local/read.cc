@@ -93,8 +93,7 @@ void LocalStore::try_read(std::unique_ptr<Transfer> transfer, StatePtr state, st
     transfers_.give(std::move(transfer));
     return promise.complete(waits_for.error());
   }
-  transfer->epoch = epoch_;
-  ++readers_[epoch_];
+  pin(*transfer);
   ++in_flight_;
   lock.unlock();
   Transfer& started = *transfer.release();  // owns itself until read_done()
@@ -232,13 +231,12 @@ void LocalStore::read_done(Transfer& transfer, void* store) {
     STOKER_CHECK(std::all_of(transfer.pieces.begin(), transfer.pieces.end(),
                              [](const Piece& piece) { return piece.to_come == 0; }));
   Promise<void> promise = std::move(transfer.promise);
-  const uint64_t epoch = transfer.epoch;
   if (!status) {
     MutexLock lock(self.mutex_);
     self.note_given_up(status);
   }
+  self.unpin(*owned);
   self.transfers_.give(std::move(owned));
-  self.unpin(epoch);
   promise.complete(std::move(status));
   MutexLock lock(self.mutex_);
   if (--self.in_flight_ == 0) self.idle_.notify_all();
@@ -280,10 +278,25 @@ Status LocalStore::read_chunk(std::string_view key, uint32_t index, const Chunk&
   return {};
 }
 
-void LocalStore::unpin(uint64_t epoch) {
+void LocalStore::pin(const Transfer& transfer) {
+  for (const Piece& piece : transfer.pieces) {
+    if (!piece.chunk.sparse()) ++readers_[piece.chunk.place];
+  }
+}
+
+void LocalStore::unpin(const Transfer& transfer) {
   MutexLock lock(mutex_);
-  if (const auto found = readers_.find(epoch); --found->second == 0) readers_.erase(found);
-  give_what_nobody_reads();
+  for (const Piece& piece : transfer.pieces) {
+    if (piece.chunk.sparse()) continue;
+    const auto reader = readers_.find(piece.chunk.place);
+    STOKER_CHECK(reader != readers_.end());
+    if (--reader->second > 0) continue;
+    readers_.erase(reader);
+    if (const auto left = limbo_.find(piece.chunk.place); left != limbo_.end()) {
+      if (!poisoned_) give(left->second);
+      limbo_.erase(left);
+    }
+  }
 }
 
 }  // namespace stoker::local

@@ -66,8 +66,7 @@ struct Transfer {
   uint64_t deadline_ns = 0;
   std::vector<Piece> pieces;
   AlignedBytes scratch;
-  Grant grant;         // for scratch
-  uint64_t epoch = 0;  // of a read: pins extents
+  Grant grant;  // for scratch
   Promise<void> promise;
   std::shared_ptr<TransactionState> transaction;  // of a write
   std::optional<Error> refused;                   // the Loop did not take it

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
+#include <thread>
 
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/local/store.h"
@@ -70,6 +72,43 @@ TEST_F(LocalStoreVolumes, AVolumeThatBecomesSlowGetsLessAndOneThatRecoversGetsMo
   disk_->throttle("b", 100'000'000);
   for (int i = 0; i < 32; ++i) static_cast<void>(share_of_b(bytes));
   EXPECT_GT(share_of_b(bytes), 0.35);
+}
+
+// Writes from the pool cannot wait for reads, which are verified there.
+TEST_F(LocalStoreVolumes, AReadKeepsTheSpaceOfWhatItReadsAndNoOther) {
+  make({"space"}, 6 * kMiB);
+  const auto put = [&](const char* key, size_t bytes, uint64_t seed) {
+    Bytes content = pattern(bytes, seed);
+    auto change = std::move(*store_->begin());
+    EXPECT_OK(change->resize(key, bytes));
+    const Status written = change->write(key, 0, slice_of(content)).wait();
+    if (written) {
+      EXPECT_OK(change->commit(Durability::durable).wait());
+    }
+    return written;
+  };
+  const auto put_from_the_pool = [&](const char* key, size_t bytes, uint64_t seed) {
+    Promise<void> done;
+    const auto future = done.future();
+    runtime_->pool().run([&] { done.complete(put(key, bytes, seed)); });
+    return future.wait();
+  };
+  ASSERT_OK(put("read", kMiB, 1));
+  ASSERT_OK(put("x", 2 * kMiB, 2));
+  disk_->hold_reads("space");
+  AlignedBytes into(kMiB);
+  const auto reading = store_->read("read", 0, into.slice(), {});
+  while (disk_->held("space") == 0) std::this_thread::yield();
+  for (uint64_t seed = 3; seed < 8; ++seed) ASSERT_OK(put_from_the_pool("x", 2 * kMiB, seed));
+  ASSERT_OK(put("read", kMiB, 8));
+  ASSERT_OK(put("y", kMiB, 9));
+  EXPECT_EQ(put_from_the_pool("z", 2 * kMiB, 10).error().code, Code::out_of_space)
+      << "a mebibyte of it is being read";
+  disk_->let_go("space");
+  ASSERT_OK(reading.wait());
+  EXPECT_EQ(std::memcmp(into.data(), pattern(kMiB, 1).data(), kMiB), 0);
+  EXPECT_OK(put_from_the_pool("z", 2 * kMiB, 10));
+  EXPECT_EQ(read_all(*store_, "read"), pattern(kMiB, 8));
 }
 
 // A run's store has room for little more than two versions of its one object. So a volume must have

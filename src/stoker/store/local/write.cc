@@ -245,7 +245,7 @@ void LocalStore::install(TransactionState& state, StagedObject& object, uint32_t
 // Of a staged chunk that nobody will commit; a read of the transaction may still be under way.
 void LocalStore::drop_extent(const Extent& extent) {
   limbo_blocks_ += extent.blocks;
-  release({extent}, epoch_++);
+  release({&extent, 1});
 }
 
 // Its extent is free at once, or when its I/O ends (settle_node).
