@@ -85,7 +85,7 @@ Status run_gpu(const ProbeArguments& arguments) {
   std::printf("%s and %s\n", arguments.folder.c_str(), probe.device.c_str());
   if (!probe.why_no_cufile.empty())
     std::printf("without cuFile: %s\n", probe.why_no_cufile.c_str());
-  if (probe.bounced_bytes > 0)
+  if (probe.bounced_bytes > 0 && probe.why_no_cufile.empty())
     std::printf("cuFile refused %s, which went through host memory\n",
                 human_bytes(probe.bounced_bytes).c_str());
   std::printf("%-8s %-6s %10s %6s %10s\n", "way", "op", "block", "depth", "GB/s");

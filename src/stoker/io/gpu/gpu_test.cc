@@ -213,6 +213,13 @@ TEST_F(GpuDoor, TheProbeMeasuresBothWays) {
   ASSERT_TRUE(one) << one.error().message();
   EXPECT_EQ(one->points.size() * 2, both->points.size());
   EXPECT_NE(one->why_no_cufile, "");
+  // as on a machine without udev, where the driver opens
+  fake().driver_error = 0;
+  fake().handle_error = 5027;
+  const auto refused = gpu::probe_gpu(folder_, *gpu::Gpu::open(0, kFake), quick);
+  ASSERT_TRUE(refused) << refused.error().message();
+  EXPECT_EQ(refused->points.size() * 2, both->points.size()) << "no figure is called cuFile's";
+  EXPECT_EQ(refused->why_no_cufile, "it does not serve this folder; a warning says why");
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ class Way {
         loop->open({.path = path, .create = true, .reserve_bytes = options_.file_bytes});
     unlink(path.c_str());  // whatever happens from here on, nothing stays behind
     if (!file) return file.error().with("cannot probe '" + folder_ + "'");
-    Status status = run(*loop, file->id, buffer.slice(), begin, end, probe);
+    Status status = run(*loop, file->id, buffer.slice(), begin, end, *made.counters, probe);
     if (name_ == "cufile") probe->bounced_bytes = made.counters->bounced_bytes.get();
     STOKER_TRY(loop->close(file->id));
     STOKER_TRY(loop->unadopt(*arena));
@@ -57,11 +57,15 @@ class Way {
 
  private:
   Status run(Loop& loop, FileId file, const Slice& memory, double begin, double end,
-             GpuProbe* probe) {
+             const GpuCounters& counters, GpuProbe* probe) {
     // Blocks that were never written are slower to write, and need no disk to be read.
     tell("first write", begin);
     STOKER_TRY(
         run_load(loop, file, memory, {Load::Kind::write, kMiB, kDepth, options_.file_bytes}));
+    if (name_ == "cufile" && counters.direct_bytes.get() == 0) {
+      probe->why_no_cufile = "it does not serve this folder; a warning says why";
+      return {};
+    }
     const double each = options_.seconds * (end - begin) / static_cast<double>(kPlans.size());
     for (size_t i = 0; i < kPlans.size(); ++i) {
       const Plan& plan = kPlans[i];
@@ -94,9 +98,10 @@ Result<GpuProbe> probe_gpu(const std::string& folder, const std::shared_ptr<Gpu>
   probe.device = gpu->name();
   probe.why_no_cufile = gpu->why_no_cufile();
   probe.file_bytes = options.file_bytes;
-  const bool both = probe.why_no_cufile.empty();
-  if (both) STOKER_TRY(Way("cufile", folder, options).measure(gpu, 0, 0.5, &probe));
-  STOKER_TRY(Way("host", folder, options).measure(gpu, both ? 0.5 : 0, 1, &probe));
+  if (probe.why_no_cufile.empty())
+    STOKER_TRY(Way("cufile", folder, options).measure(gpu, 0, 0.5, &probe));
+  const double begin = probe.why_no_cufile.empty() ? 0.5 : 0;
+  STOKER_TRY(Way("host", folder, options).measure(gpu, begin, 1, &probe));
   if (options.progress) options.progress("done", 1);
   return probe;
 }

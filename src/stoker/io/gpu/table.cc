@@ -93,8 +93,10 @@ std::string cufile_sentence(int error) {
         return "the file is not open for direct I/O";
       case 5025:
         return "permission denied";
+      case 5027:
+        return "cuFile cannot register the file, and cufile.log says why";
       default:
-        return "it failed";
+        return "cuFile failed, and cufile.log says why";
     }
   };
   return std::string(what()) + " (cuFile error " + std::to_string(error) + ")";
