@@ -21,6 +21,7 @@ from stoker.data.vocabulary import train_tokenizer
 from stoker.errors import InvalidArgument
 from stoker.train.export import export_model
 from stoker.report.ledger_file import LedgerFile, read_ledger
+from stoker.train import model as train_model
 from stoker.train.memory import MemoryPeak, resident_bytes
 from stoker.train.model import Model, ModelConfig, initialise, next_token_loss
 from stoker.train.settings import Settings, human_bytes, parse_bytes, read_run, resolve, write_run
@@ -341,3 +342,16 @@ def test_a_signal_in_a_finaliser_is_neither_printed_nor_lost(monkeypatch):
             stop.check()
     assert printed == [ZeroDivisionError]  # what else is raised there is printed as ever
     assert sys.unraisablehook == hook
+
+
+def test_the_start_of_a_device_is_not_taken_for_its_speed(monkeypatch):
+    """A plan once said 10 s a step where a GPU took 0.07: its first product took a second."""
+    now, calls = [0.0], []
+
+    def run(part: int) -> None:
+        calls.append(part)
+        now[0] += 1.5 if len(calls) == 1 else 0.01 * part
+
+    monkeypatch.setattr(train_model.time, "perf_counter", lambda: now[0])
+    assert train_model._seconds(run, 16, torch.device("cpu")) == pytest.approx(0.16)
+    assert len(calls) < 10
