@@ -44,7 +44,7 @@ PEERS_STAMP := $(PEERS_VENV)/stamps/peers-$(call hash,requirements-torch.txt ben
 RELEASE := build/release
 
 .NOTPARALLEL:  # compilers and tests take the cores themselves (JOBS)
-.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-loaders bench-coded bench-curm bench-checkpoint sanitize $(SANITIZERS:%=sanitize-%) format tidy fuzz clean
+.PHONY: help setup build build-tests train test soak bench bench-peers bench-s3 bench-gpu bench-loaders bench-coded bench-curm bench-checkpoint sanitize $(SANITIZERS:%=sanitize-%) format tidy fuzz clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,9 @@ bench-checkpoint: build $(BENCH)  ## checkpoints beside torch.save, safetensors 
 
 bench-coded: build-tests  ## a coded store beside plain files, and traces on both; JSON to bench/results (ARGS="--rounds 5")
 	.venv/bin/python bench/coded.py --dir $(BENCH_DIR) --json bench/results/coded.json $(ARGS)
+
+bench-gpu: build  ## a model on a GPU: copies, steps, batches, checkpoints; JSON to bench/results (ARGS="--parts copies,steps")
+	.venv/bin/python bench/gpu.py --dir $(BENCH_DIR)/gpu --json bench/results/gpu.json $(ARGS)
 
 bench-loaders: build $(LOADER_PEERS) $(BENCH) $(TEST)  ## stoker.data beside DataLoader, WebDataset, MDS, LitData, SPDL; JSON to bench/results (ARGS="--gib 1")
 	.venv/bin/python bench/loaders.py --peers out/loaders_peers/bin/python --dir $(BENCH_DIR)/loaders $(ARGS)

@@ -152,7 +152,7 @@ def make(
     model = kind(layers=layers, width=width).to(dtype)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh(torch.get_default_device().type, (world,))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
     return fully_shard(model, mesh=mesh)

@@ -64,11 +64,12 @@ def main(store: str, steps: int, policy: str, moments: str, dram: str = "7MiB", 
     for index in sorted(full["state"]):
         for name, value in sorted(full["state"][index].items()):
             digest.update(
-                name.encode() + value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+                name.encode()
+                + value.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
             )
     for name, value in sorted(model.state_dict().items()):
         digest.update(
-            name.encode() + value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            name.encode() + value.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
         )
     digest.update(
         repr(

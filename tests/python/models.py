@@ -84,8 +84,9 @@ def _run(layers, x: torch.Tensor) -> torch.Tensor:
 
 
 def batch(step: int, micro: int = 0, size: int = 2) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + micro)
-    return torch.randint(0, VOCABULARY, (size, WINDOW + 1), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(1000 * step + micro)
+    tokens = torch.randint(0, VOCABULARY, (size, WINDOW + 1), generator=generator, device="cpu")
+    return tokens.to(torch.get_default_device())
 
 
 def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:

@@ -48,23 +48,26 @@ class ReferenceOptimizer(torch.optim.Optimizer):
         state = self.state[param]
         if not state:
             state["step"] = 0
-            state["remainder"] = torch.zeros(param.numel(), dtype=torch.int16)
+            state["remainder"] = torch.zeros(param.numel(), dtype=torch.int16, device="cpu")
             for plane in "mv":
                 state[f"kept_{plane}"] = torch.zeros(
-                    self.algorithm.moments.element_bytes * param.numel(), dtype=torch.uint8
+                    self.algorithm.moments.element_bytes * param.numel(),
+                    dtype=torch.uint8,
+                    device="cpu",
                 )
                 state[f"scales_{plane}"] = torch.zeros(
-                    -(-param.numel() // 256), dtype=torch.float32
+                    -(-param.numel() // 256), dtype=torch.float32, device="cpu"
                 )
         state["step"] += 1
         assert param.is_contiguous()
-        grad = param.grad.contiguous()
+        weight = param.detach().cpu()  # the same memory where it is there already
+        grad = param.grad.contiguous().cpu()
         _core.optim_update(
             param.numel(),
             weight_type=_NAMES[param.dtype],
             grad_type=_NAMES[grad.dtype],
-            weight_in=param.data_ptr(),
-            weight_out=param.data_ptr(),
+            weight_in=weight.data_ptr(),
+            weight_out=weight.data_ptr(),
             grad=grad.data_ptr(),
             remainder=state["remainder"].data_ptr() if param.dtype == torch.bfloat16 else 0,
             m=state["kept_m"].data_ptr() if self.algorithm.momentum else 0,
@@ -76,6 +79,8 @@ class ReferenceOptimizer(torch.optim.Optimizer):
             parameter=self.index.get(param, 0),
             hyper=hyper(group, self.algorithm, state["step"]),
         )
+        if param.device.type != "cpu":
+            param.copy_(weight)
 
     def moment(self, param: torch.Tensor, plane: str) -> torch.Tensor | None:
         """m or v as float32, flat; None before the first update."""
@@ -92,10 +97,10 @@ class ReferenceOptimizer(torch.optim.Optimizer):
 
 def clip(params, max_norm: float) -> float:
     """What opt.clip_grad_norm_ does, over ordinary gradients."""
+    grads = [p.grad.cpu() for p in params if p.grad is not None]
     squares = [
-        _core.optim_sum_of_squares(p.grad.data_ptr(), _NAMES[p.grad.dtype], p.grad.numel())
-        for p in params
-        if p.grad is not None
+        _core.optim_sum_of_squares(grad.data_ptr(), _NAMES[grad.dtype], grad.numel())
+        for grad in grads
     ]
     norm = (
         math.sqrt(math.fsum(squares))
@@ -116,11 +121,12 @@ def master(opt: ReferenceOptimizer, param: torch.Tensor) -> torch.Tensor:
     """The float32 value of a parameter."""
     if param.dtype == torch.float32:
         return param.detach().clone()
-    out = torch.empty(param.shape, dtype=torch.float32)
+    out = torch.empty(param.shape, dtype=torch.float32, device="cpu")
     rest = (
         opt.state[param]["remainder"]
         if param in opt.state
-        else torch.zeros(param.numel(), dtype=torch.int16)
+        else torch.zeros(param.numel(), dtype=torch.int16, device="cpu")
     )
-    _core.optim_join(param.data_ptr(), rest.data_ptr(), out.data_ptr(), param.numel())
+    weight = param.detach().cpu()
+    _core.optim_join(weight.data_ptr(), rest.data_ptr(), out.data_ptr(), param.numel())
     return out

@@ -112,7 +112,7 @@ def train(model, opt, clip, steps, accumulate=1, autocast=False, inf_at=(), sche
     for step in range(steps):
         for micro in range(accumulate):
             with (
-                torch.autocast("cpu", dtype=torch.bfloat16)
+                torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16)
                 if autocast
                 else contextlib.nullcontext()
             ):
