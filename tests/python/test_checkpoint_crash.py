@@ -26,7 +26,7 @@ from stoker.checkpoint import checkpoints, parts, workspace
 from stoker.checkpoint.manifest import MANIFEST, TABLE
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.workspace import Tier
-from stoker.errors import StokerError
+from stoker.errors import OutOfSpace, StokerError
 
 SAVES = 3
 
@@ -228,6 +228,11 @@ def files_are_not_flushed(monkeypatch):
     deferred(monkeypatch, lambda file: file.endswith((".safetensors", ".pack")))
 
 
+def files_are_not_waited_for(monkeypatch):
+    left = []
+    monkeypatch.setattr(workspace.Commits, "__exit__", lambda self, *_: left.append(self))
+
+
 def the_table_is_not_flushed(monkeypatch):
     deferred(monkeypatch, lambda file: file == TABLE)
 
@@ -362,6 +367,7 @@ def the_oldest_is_restored(monkeypatch):
 
 BUGS = (
     files_are_not_flushed,
+    files_are_not_waited_for,
     the_table_is_not_flushed,
     the_manifest_is_not_flushed,
     durable_is_said_too_early,
@@ -381,3 +387,58 @@ def test_a_planted_bug_is_found(tmp_path, monkeypatch, bug):
     bug(monkeypatch)
     with pytest.raises(Wrong):
         replay(tmp_path)
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model, opt = made()
+    model(torch.ones(2, 150)).square().mean().backward()
+    opt.step()
+    return model, opt
+
+
+def test_a_file_is_flushed_while_the_next_is_written(tmp_path):
+    model, opt = trained()
+    events: list[tuple[str, Any]] = []
+    with stoker.Checkpoints(tmp_path / "run", staging="16MiB") as ckpt:
+        tier = ckpt._tiers[0]
+        tier.store = Recorder(tier.store, events)
+        ckpt.save(1, model=model, optimizer=opt).wait()
+    told = [
+        (what, key.partition("/")[2]) for what, commit in events for key in sorted(commit.changes)
+    ]
+    weights, state = "model.safetensors", "state-00000.pack"
+    assert told == [
+        ("begins", weights),
+        ("begins", state),
+        ("durable", weights),
+        ("durable", state),
+        *(("begins", TABLE), ("durable", TABLE)),
+        *(("begins", MANIFEST), ("durable", MANIFEST)),
+    ]
+
+
+def test_a_file_that_is_not_durable_fails_the_save_and_no_later_one(tmp_path):
+    model, opt = trained()
+    with stoker.Checkpoints(tmp_path / "run", staging="16MiB") as ckpt:
+        tier, store = ckpt._tiers[0], ckpt._tiers[0].store
+        free = len(ckpt._ring._free)
+
+        class Refuses(RecordedTransaction):
+            def wait(self) -> None:
+                super().wait()
+                raise OutOfSpace("the disk is full")
+
+        class Store(Recorder):
+            def begin(self) -> RecordedTransaction:
+                return Refuses(self._store.begin(), self._events)
+
+        tier.store = Store(store, [])
+        with pytest.raises(OutOfSpace, match="the disk is full"):
+            ckpt.save(1, model=model, optimizer=opt).wait()
+        tier.store = store
+        with pytest.raises(OutOfSpace, match="the disk is full"):
+            ckpt.wait()
+        assert not tier.names()
+        assert len(ckpt._ring._free) == free, "buffers of the failed save are on their way"
+        ckpt.save(2, model=model, optimizer=opt).wait()
+        assert [name.step for name in tier.names()] == [2]

@@ -45,7 +45,7 @@ from stoker.checkpoint.shards import is_sharded, local
 from stoker.checkpoint.state import Contents, Run
 from stoker.checkpoint.together import Together
 from stoker.checkpoint.unchanged import Before
-from stoker.checkpoint.workspace import Ring, Tier
+from stoker.checkpoint.workspace import Commits, Ring, Tier
 from stoker.errors import (
     Corruption,
     InvalidArgument,
@@ -586,14 +586,15 @@ class Checkpoints:
         frozen = any(each.frozen for each in contents.files)
         frozen = frozen and tier.composition not in self._anew
         before = Before(tier) if frozen else None
-        for whole in contents.files:
-            of_file = before.hashes_of(whole, self._ring) if before and whole.frozen else None
-            if of_file is not None and before.take(name, whole.name, whole.bytes, of_file):
-                self.costs.taken_bytes += whole.bytes
-                copied()
-            else:
-                of_file = tier.write(name, whole, self._ring, copied)
-            hashes.append(of_file)
+        with Commits(self._ring) as commits:
+            for whole in contents.files:
+                of_file = before.hashes_of(whole, self._ring) if before and whole.frozen else None
+                if of_file is not None and before.take(name, whole.name, whole.bytes, of_file):
+                    self.costs.taken_bytes += whole.bytes
+                    copied()
+                else:
+                    of_file = tier.write(name, whole, self._ring, commits, copied)
+                hashes.append(of_file)
         files = [
             File(each.name, each.bytes, len(of_file))
             for each, of_file in zip(contents.files, hashes)

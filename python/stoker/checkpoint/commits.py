@@ -27,7 +27,7 @@ from stoker.checkpoint.reduction import Reduction
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.state import Contents
 from stoker.checkpoint.unchanged import Before
-from stoker.checkpoint.workspace import Ring, Tier
+from stoker.checkpoint.workspace import Commits, Ring, Tier
 from stoker.errors import Conflict, Corruption, Mismatch, NotFound, StokerError
 
 log = logging.getLogger("stoker")
@@ -104,7 +104,8 @@ def copy_checkpoint(
                 reduced[file.name] = stored
             else:
                 begin = time.monotonic()
-                to.write_stream(name, file, reader.stream(file), ring, progress)
+                with Commits(ring) as commits:
+                    to.write_stream(name, file, reader.stream(file), ring, commits, progress)
                 plain, seconds = plain + file.bytes, seconds + time.monotonic() - begin
             reduction.wrote(name, to, file, stored)
         reduction.took(to, plain, seconds)

@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker import _core
 from stoker.checkpoint.manifest import CHUNK, REDUCED, REDUCED_TABLE, File, Name, Stored
-from stoker.checkpoint.workspace import Buffer, Fill, Ring, Tier
+from stoker.checkpoint.workspace import Buffer, Commits, Fill, Ring, Tier
 from stoker.errors import InvalidArgument, StokerError
 
 log = logging.getLogger("stoker")
@@ -118,7 +118,8 @@ class Reduction:
                     at += n
 
         total = sum(n for n, _ in sizes)
-        to.write_chunks(key, total, chunks(), ring)
+        with Commits(ring) as commits:
+            to.write_chunks(key, total, chunks(), ring, commits)
         self.saved_bytes += file.bytes - total
         return made
 

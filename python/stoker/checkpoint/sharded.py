@@ -36,7 +36,7 @@ from stoker.checkpoint.state import (
 from stoker.checkpoint.tensors import Layout, Spec
 from stoker.checkpoint.together import Arriving, Away, Passing, Together, Weight
 from stoker.checkpoint.unchanged import Before
-from stoker.checkpoint.workspace import Ring, Tier
+from stoker.checkpoint.workspace import Commits, Ring, Tier
 from stoker.errors import InvalidArgument, NotFound
 from stoker.offload.ranks.ranks import sharded_modules
 from stoker.offload.storage import record
@@ -334,10 +334,11 @@ class Share:
         self._passing.start()
         files, hashes = [], []
         try:
-            for whole in self._contents.files:
-                of_file = taken.get(whole.name)
-                hashes.append(of_file or tier.write(name, whole, ring, lambda: None))
-                files.append(File(whole.name, whole.bytes, chunks_in(whole.bytes)))
+            with Commits(ring) as commits:
+                for whole in self._contents.files:
+                    of_file = taken.get(whole.name)
+                    hashes.append(of_file or tier.write(name, whole, ring, commits))
+                    files.append(File(whole.name, whole.bytes, chunks_in(whole.bytes)))
         except BaseException:
             self._passing.give_up()
             raise

@@ -94,6 +94,37 @@ class Ring:
         future.wait()
 
 
+class Commits:
+    """Commits of files, each of which is flushed while the next is written. At the end of `with`
+    all are durable, and the ring is at rest; it raises the first error. Where the body raises, they
+    have ended too."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._under_way: list[tuple[_core.Future, Any]] = []  # with the transaction, which it needs
+
+    def begin(self, txn: Any) -> None:
+        self._under_way.append((txn.commit("durable"), txn))
+
+    def __enter__(self) -> Commits:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        first: BaseException | None = None
+        while self._under_way:
+            try:
+                self._under_way[0][0].wait()
+            except StokerError as caught:
+                first = first or caught
+            del self._under_way[0]
+        try:
+            self._ring.drain()
+        except StokerError as caught:
+            first = first or caught
+        if error is None and first is not None:
+            raise first
+
+
 class Tier:
     """A store that holds checkpoints. `runtime`: whose threads and memory it uses."""
 
@@ -147,10 +178,15 @@ class Tier:
         return made
 
     def write(
-        self, name: Name, whole: Whole, ring: Ring, copied: Callable[[], None]
+        self,
+        name: Name,
+        whole: Whole,
+        ring: Ring,
+        commits: Commits,
+        copied: Callable[[], None] = lambda: None,
     ) -> list[bytes]:
-        """Writes a file; returns the hash of each chunk once it is durable. `copied` is called when
-        nothing is needed of the sources any more."""
+        """Writes a file, and begins its commit; returns the hash of each chunk. `copied` is called
+        when nothing is needed of the sources any more."""
         hashes: list[bytes] = []
 
         def chunks() -> Generator[tuple[int, int, Fill], None, None]:
@@ -162,13 +198,19 @@ class Tier:
                     partial(begin_to_fill, ring, size, within, hashes),
                 )
 
-        self.write_chunks(f"{name}/{whole.name}", whole.bytes, chunks(), ring, copied)
+        self.write_chunks(f"{name}/{whole.name}", whole.bytes, chunks(), ring, commits, copied)
         return hashes
 
     def write_stream(
-        self, name: Name, file: File, chunks: Generator, ring: Ring, progress: Callable[[int], Any]
+        self,
+        name: Name,
+        file: File,
+        chunks: Generator,
+        ring: Ring,
+        commits: Commits,
+        progress: Callable[[int], Any],
     ) -> None:
-        """Writes a file of chunks as Reader.stream() gives them; durable when it returns."""
+        """Writes a file of chunks as Reader.stream() gives them, and begins its commit."""
 
         def each() -> Generator[tuple[int, int, Fill], None, None]:
             with contextlib.closing(chunks):
@@ -176,7 +218,7 @@ class Tier:
                     yield at, size, lambda address: ctypes.memmove(address, theirs.address, size)
                     progress(size)
 
-        self.write_chunks(f"{name}/{file.name}", file.bytes, each(), ring)
+        self.write_chunks(f"{name}/{file.name}", file.bytes, each(), ring, commits)
 
     def write_chunks(
         self,
@@ -184,11 +226,12 @@ class Tier:
         size: int,
         chunks: Generator[tuple[int, int, Fill], None, None],
         ring: Ring,
+        commits: Commits,
         filled: Callable[[], None] = lambda: None,
     ) -> None:
-        """Writes an object of chunks: (offset, bytes, what fills memory with them). They are closed
-        where it fails: an error that somebody keeps would keep their buffers too. `filled` is
-        called when all of them are."""
+        """Writes an object of chunks: (offset, bytes, what fills memory with them), and begins its
+        commit, which waits for the writes. The chunks are closed where it fails: an error that
+        somebody keeps would keep their buffers too. `filled` is called when all of them are."""
         txn = self.store.begin()
         filling: deque[tuple[int, int, Buffer, Any]] = deque()
 
@@ -220,8 +263,7 @@ class Tier:
             while filling:
                 write_first()
             filled()
-            ring.drain()
-            txn.commit("durable").wait()
+            commits.begin(txn)
         except BaseException:
             chunks.close()
             for _, _, buffer, going_on in filling:
