@@ -1,10 +1,11 @@
 """A coded store beside plain files on the same disk, and traces of updates on both.
 
     .venv/bin/python bench/coded.py --dir out/bench --json bench/results/coded.json
+    .venv/bin/python bench/coded.py --parts upkeep --json bench/results/coded.json
     .venv/bin/python bench/coded.py --markdown bench/results/coded.json
 
 `stoker bench coded` measures; this makes the traces that it plays (`stoker curm generate`, each
-profile with seed 1) and prints the tables of docs/numbers.md.
+profile with seed 1), merges the parts into one file and prints the tables of docs/numbers.md.
 """
 
 from __future__ import annotations
@@ -21,10 +22,19 @@ STOKER = Path(sys.executable).parent / "stoker"
 PROFILES = ("rsrch", "hm", "wdev", "mds", "vm")
 
 
-def measure(folder: Path, given: argparse.Namespace) -> dict:
-    with tempfile.TemporaryDirectory(dir=folder) as made:
+# Each takes less than two minutes, and may be measured by itself: the file keeps the rest.
+PARTS = {
+    "transfers": ("put", "read", "read_without_m", "read_1mib"),
+    "upkeep": ("scrub", "rebuild"),
+    "updates": ("updates",),
+    "traces": ("traces",),
+}
+
+
+def measure(part: str, given: argparse.Namespace) -> dict:
+    with tempfile.TemporaryDirectory(dir=given.dir) as made:
         traces = []
-        for profile in given.profiles:
+        for profile in given.profiles if part == "traces" else ():
             trace = Path(made) / f"{profile}.csv"
             # About half of the requests of the profiles with the most reads are writes.
             line = (STOKER, "curm", "generate", profile, "--requests", str(3 * given.requests))
@@ -33,9 +43,20 @@ def measure(folder: Path, given: argparse.Namespace) -> dict:
             traces += ["--trace", trace]
         line = [STOKER, "bench", "coded", made, "--json", "--rounds", str(given.rounds)]
         line += ["--size", given.size, "--seconds", str(given.seconds)]
-        line += ["--requests", str(given.requests), *traces]
+        line += ["--requests", str(given.requests), "--kinds", *PARTS[part], *traces]
         done = subprocess.run(line, check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout)
+
+
+def merge(kept: dict, new: dict) -> dict:
+    """The new measures in the place of those of the same name; in the order of the parts."""
+    merged = {**kept, **new}
+    rows = {row["measure"]: row for side in (kept, new) for row in side.get("results", [])}
+    order = [kind for kinds in PARTS.values() for kind in kinds]
+    merged["results"] = sorted(rows.values(), key=lambda row: order.index(row["measure"]))
+    for name in ("updates", "traces"):
+        merged[name] = new.get(name) or kept.get(name, [])
+    return merged
 
 
 def middle(runs: list[dict], name: str) -> float:
@@ -96,15 +117,22 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--seconds", type=float, default=3)
     options.add_argument("--requests", type=int, default=5000, help="writes of each trace")
+    options.add_argument(
+        "--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these"
+    )
     options.add_argument("--profiles", nargs="*", default=PROFILES)
     given = options.parse_args()
     if given.markdown:
         print(tables(json.loads(given.markdown.read_text())))
         return
     given.dir.mkdir(parents=True, exist_ok=True)
-    result = measure(given.dir, given)
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {}
+    if given.json and given.json.exists() and set(given.parts) != set(PARTS):
+        result = json.loads(given.json.read_text())
+    for part in given.parts:
+        result = merge(result, measure(part, given))
+        if given.json:
+            given.json.write_text(json.dumps(result, indent=1) + "\n")
     print(tables(result))
 
 

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +50,7 @@ struct CodedBenchArguments {
   std::string size = "1GiB";
   int rounds = 3;
   double seconds = 3;
+  std::vector<std::string> kinds;  // none: all
   std::vector<std::string> traces;
   uint64_t requests = 10000;
   size_t writers = 16;
@@ -66,6 +68,9 @@ struct Measure {
   double goal;     // of the share of plain files
   double counted;  // bytes that move on the disks, for each byte
 };
+
+constexpr const char* kUpdates = "updates";
+constexpr const char* kTraces = "traces";
 
 constexpr std::array<Measure, 6> kMeasures = {{
     {"put", "put, 48 MiB a transaction; direct write and flush", 0.8, 1.5},
@@ -277,13 +282,18 @@ class Bench {
   Bench& operator=(const Bench&) = delete;
 
   Status run() {
-    for (int i = 0; i < arguments_.rounds; ++i) {
+    const std::vector<std::string>& kinds = arguments_.kinds;
+    const bool rounds =
+        kinds.empty() ||
+        std::any_of(kinds.begin(), kinds.end(), [](const auto& kind) { return kind != kTraces; });
+    for (int i = 0; i < arguments_.rounds && rounds; ++i) {
       std::fprintf(stderr, "round %d of %d\n", i + 1, arguments_.rounds);
       plain_first_ = i % 2 == 0;
       STOKER_TRY(clean());
       STOKER_TRY(round());
     }
-    for (const std::string& path : arguments_.traces) {
+    for (const std::string& path :
+         wanted(kTraces) ? arguments_.traces : std::vector<std::string>{}) {
       STOKER_TRY(clean());
       STOKER_ASSIGN(Json played, play(path));
       traces_.push_back(std::move(played));
@@ -295,15 +305,13 @@ class Bench {
     Json json = {{"machine", bench_machine()},
                  {"code", "6+3"},
                  {"bytes", bytes_},
-                 {"rounds", arguments_.rounds},
-                 {"seconds_of_updates", arguments_.seconds},
                  {"update_bytes", kUpdateBytes},
                  {"engine", owner_.loop().traits().name},
-                 {"load_average", load_average()},
                  {"results", Json::array()},
                  {"updates", Json::array()},
                  {"traces", traces_}};
     for (const Measure& measure : kMeasures) {
+      if (!wanted(measure.name)) continue;
       const Samples& samples = samples_.at(measure.name);
       std::vector<double> shares;  // of pairs that stood beside each other
       for (size_t i = 0; i < samples.coded.size(); ++i)
@@ -316,12 +324,15 @@ class Bench {
                                  {"share", median(shares)},
                                  {"goal", measure.goal},
                                  {"coded_cpu_seconds_per_gb", median(samples.coded_cpu)},
+                                 {"load_average", load_average_},
                                  {"coded_all", samples.coded},
                                  {"plain_all", samples.plain}});
     }
-    for (const UpdateSamples& samples : updates_)
+    for (const UpdateSamples& samples : wanted(kUpdates) ? updates_ : std::vector<UpdateSamples>{})
       json["updates"].push_back({{"writers", samples.writers},
                                  {"aligned", samples.aligned},
+                                 {"seconds", arguments_.seconds},
+                                 {"load_average", load_average_},
                                  {"coded", rounds_json(samples.coded)},
                                  {"plain", rounds_json(samples.plain)}});
     return json;
@@ -332,6 +343,11 @@ class Bench {
     Json json = Json::array();
     for (const UpdateRun& run : runs) json.push_back(to_json(run));
     return json;
+  }
+
+  bool wanted(const char* kind) const {
+    const std::vector<std::string>& kinds = arguments_.kinds;
+    return kinds.empty() || std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
   }
 
   Status clean() const {
@@ -345,6 +361,7 @@ class Bench {
   // Both, in the order of this round. `coded` tells how many bytes it moved.
   template <typename Coded, typename Plain>
   Status pair(const char* measure, const Coded& coded, const Plain& plain) {
+    if (!wanted(measure)) return {};
     Samples& samples = samples_[measure];
     for (const bool ours : {!plain_first_, plain_first_}) {
       if (!ours) {
@@ -369,6 +386,7 @@ class Bench {
     STOKER_TRY(write(folder, *plain));
     STOKER_TRY(read(folder, *plain));
     STOKER_TRY(look(folder, *plain));
+    if (!wanted(kUpdates)) return {};
     for (UpdateSamples& samples : updates_) STOKER_TRY(update(folder, samples));
     return {};
   }
@@ -376,8 +394,13 @@ class Bench {
   Status write(const CodedFolder& folder, PlainFile& plain) {
     STOKER_ASSIGN(const auto store,
                   folder.make(bytes_ + arguments_.writers * kUpdatedBytes + 256 * kMiB));
-    STOKER_TRY(pair(
-        "put", [&] { return put(*store, kKey, bytes_, memory_); }, [&] { return plain.write(); }));
+    const auto ours = [&] { return put(*store, kKey, bytes_, memory_); };
+    if (wanted("put")) {
+      STOKER_TRY(pair("put", ours, [&] { return plain.write(); }));
+    } else {
+      STOKER_TRY(plain.write());
+      if (const auto done = ours(); !done) return done.error();
+    }
     for (size_t i = 0; i < arguments_.writers; ++i)
       STOKER_TRY(put(*store, std::to_string(i), kUpdatedBytes, memory_));
     return {};
@@ -407,6 +430,7 @@ class Bench {
       STOKER_TRY(pair(
           "scrub", [&] { return scrub(*store); }, [&] { return plain.read(); }));
     }
+    if (!wanted("rebuild")) return {};
     STOKER_ASSIGN(const auto store, folder.lose_one());
     return pair(
         "rebuild", [&] { return rebuild(*store); }, [&] { return rebuild_plainly(plain); });
@@ -500,10 +524,13 @@ class Bench {
     ours["flushes_an_update"] = static_cast<double>(counters.syncs.get() - flushes) / updates;
     STOKER_ASSIGN(const auto files, plain_target(root_ + "/plain", plan.objects, kTraceBytes));
     STOKER_ASSIGN(const UpdateRun plain, play_on(*files, plan));
-    return Json{
-        {"trace", trace.name},     {"writers", arguments_.writers},
-        {"objects", plan.objects}, {"bytes_an_update", static_cast<double>(coded.bytes) / updates},
-        {"coded", ours},           {"plain", to_json(plain)}};
+    return Json{{"trace", trace.name},
+                {"writers", arguments_.writers},
+                {"objects", plan.objects},
+                {"bytes_an_update", static_cast<double>(coded.bytes) / updates},
+                {"load_average", load_average_},
+                {"coded", ours},
+                {"plain", to_json(plain)}};
   }
 
   const CodedBenchArguments& arguments_;
@@ -511,6 +538,7 @@ class Bench {
   RuntimeOwner& owner_;
   const Slice memory_;
   const std::string root_;
+  const std::string load_average_ = load_average();  // before it began
   bool plain_first_ = true;
   std::map<std::string, Samples> samples_;
   std::vector<UpdateSamples> updates_;
@@ -539,8 +567,8 @@ void print_updates(const std::string& name, const Json& coded, const Json& plain
 }
 
 void print_table(const Json& json) {
-  std::printf("coded 6+3 over nine folders of one disk beside plain files there, %s, %d rounds\n",
-              human_bytes(json["bytes"].get<uint64_t>()).c_str(), json["rounds"].get<int>());
+  std::printf("coded 6+3 over nine folders of one disk beside plain files there, %s\n",
+              human_bytes(json["bytes"].get<uint64_t>()).c_str());
   std::printf("%-15s %11s %11s %8s %6s %9s\n", "", "coded MB/s", "plain MB/s", "share", "goal",
               "CPU s/GB");
   for (const Json& row : json["results"])
@@ -616,6 +644,10 @@ void add_bench_coded(CLI::App& bench, ExitStatus& status) {
   command->add_option("--writers", arguments->writers, "Of updates, beside the measure of one")
       ->capture_default_str()
       ->check(whole(1, 256));
+  std::set<std::string> kinds = {kUpdates, kTraces};
+  for (const Measure& measure : kMeasures) kinds.insert(measure.name);
+  command->add_option("--kinds", arguments->kinds, "Measure these only")
+      ->check(CLI::IsMember(kinds));
   command->add_option("--trace", arguments->traces,
                       "A trace that `stoker curm` reads: its writes are updates of a coded store, "
                       "and of plain files with fdatasync");
