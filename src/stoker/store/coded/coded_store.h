@@ -24,6 +24,7 @@
 #include "stoker/store/coded/resync.h"
 #include "stoker/store/coded/scrubber.h"
 #include "stoker/store/coded/shards.h"
+#include "stoker/store/coded/spare_memory.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/coded/writer.h"
 
@@ -87,9 +88,11 @@ class CodedStore final : public Store {
   void start(bool background);
   FoldParts fold_parts();
 
+  SpareMemory spare_;  // outlives reads that are left behind
   const std::unique_ptr<Shards> shards_;
   const codec::ErasureCode code_;
   Budget& budget_;
+  Pool& pool_;
   Paces paces_;
   CommittedMap map_;
   Reader reader_;

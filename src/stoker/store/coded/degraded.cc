@@ -26,7 +26,7 @@ Result<ScratchPtr> Reader::take_scratch(size_t rows, size_t blocks_a_row,
     auto grant = budget_.take(rows * blocks_a_row * kBlock, who);
     if (grant)
       return std::make_shared<Scratch>(
-          Scratch{std::move(*grant), AlignedBytes::faulted(rows * blocks_a_row * kBlock), rows});
+          Scratch{std::move(*grant), spare_.take(rows * blocks_a_row * kBlock), rows});
     if (last) return grant.error();
     // none: the last of them may have come just now
     if (rows == 1) last = !shards_.stragglers().await();

@@ -5,37 +5,66 @@
 #include "stoker/store/coded/rows.h"
 
 namespace stoker::coded {
+namespace {
 
-EarlyStripe::EarlyStripe(Shards& shards, uint64_t epoch, Grant grant)
-    : epoch_(epoch),
+constexpr uint64_t kTaskBytes = kMiB;  // of a stripe, from which on it is a task of the pool
+
+}  // namespace
+
+EarlyStripe::EarlyStripe(const EarlyParts& parts, StripePtr stripe, std::vector<Slice> data,
+                         uint32_t positions, uint64_t epoch, Grant grant)
+    : shape_(parts.shards.shape()),
+      stripe_(std::move(stripe)),
+      epoch_(epoch),
       grant_(std::move(grant)),
-      parity_(AlignedBytes::faulted(parity_bytes(shards.shape()))),
-      crcs_(shards.shape().n() * shards.shape().rows()),
-      transfers_(std::make_unique<ShardTransfers>(shards, Priority::write_back, nullptr)) {}
+      parity_(parts.spare.take(parity_bytes(shape_))),
+      crcs_(shape_.n() * shape_.rows()),
+      transfers_(std::make_unique<ShardTransfers>(parts.shards, Priority::write_back, nullptr)) {
+  // A task of the pool must not wait for another one, as its owner may have to.
+  if (shape_.stripe_bytes() < kTaskBytes || parts.pool.here()) {
+    begin(parts.code, std::move(data), positions);
+  } else {
+    parts.pool.run([this, &code = parts.code, data = std::move(data), positions]() mutable {
+      begin(code, std::move(data), positions);
+    });
+  }
+}
 
-std::unique_ptr<EarlyStripe> EarlyStripe::start(Shards& shards, const codec::ErasureCode& code,
-                                                const Stripe& stripe, std::vector<Slice> data,
-                                                uint32_t positions, uint64_t epoch, Grant grant) {
-  const Shape& shape = shards.shape();
-  std::unique_ptr<EarlyStripe> early(new EarlyStripe(shards, epoch, std::move(grant)));
+EarlyStripe::~EarlyStripe() { await_begun(); }
+
+void EarlyStripe::begin(const codec::ErasureCode& code, std::vector<Slice> data,
+                        uint32_t positions) noexcept {
   const auto crcs_of = [&](size_t chunk) {
-    return std::span(early->crcs_).subspan(chunk * shape.rows(), shape.rows());
+    return std::span(crcs_).subspan(chunk * shape_.rows(), shape_.rows());
   };
   std::vector<codec::Source> sources;
-  for (size_t c = 0; c < shape.k; ++c) sources.push_back({data[c].span(), crcs_of(c)});
+  for (size_t c = 0; c < shape_.k; ++c) sources.push_back({data[c].span(), crcs_of(c)});
   std::vector<codec::Target> targets;
-  for (size_t j = 0; j < shape.m; ++j) {
-    data.push_back(early->parity_.slice().sub(j * shape.chunk_bytes, shape.chunk_bytes));
-    targets.push_back({data.back().span(), crcs_of(shape.k + j)});
+  for (size_t j = 0; j < shape_.m; ++j) {
+    data.push_back(parity_.slice().sub(j * shape_.chunk_bytes, shape_.chunk_bytes));
+    targets.push_back({data.back().span(), crcs_of(shape_.k + j)});
   }
-  if (!code.encode(sources, targets)) return nullptr;
-  for (size_t c = 0; c < shape.n(); ++c) {
+  failed_ = !code.encode(sources, targets);
+  for (size_t c = 0; c < shape_.n() && !failed_; ++c) {
     if (!is_set(positions, c)) continue;
-    early->transfers_->write(stripe.shards[c], shape.block_at(stripe.slots[c], 0), data[c]);
-    ++early->left_;
+    transfers_->write(stripe_->shards[c], shape_.block_at(stripe_->slots[c], 0), data[c]);
+    ++left_;
   }
-  early->transfers_->start();
-  return early;
+  transfers_->start();
+  // held while notifying: the waiter may destroy us as soon as it has the lock
+  const MutexLock lock(mutex_);
+  begun_ = true;
+  changed_.notify_all();
+}
+
+bool EarlyStripe::begun() const {
+  const MutexLock lock(mutex_);
+  return begun_;
+}
+
+void EarlyStripe::await_begun() {
+  MutexLock lock(mutex_);
+  changed_.wait(lock, [this]() REQUIRES(mutex_) { return begun_; });
 }
 
 void EarlyStripe::note() {
@@ -45,15 +74,16 @@ void EarlyStripe::note() {
   }
   if (left_ > 0) return;
   transfers_.reset();
-  parity_ = AlignedBytes();
+  parity_ = SparePiece();
   grant_ = Grant();
 }
 
 void EarlyStripe::settle() {
-  if (transfers_ && transfers_->ended()) note();
+  if (begun() && transfers_ && transfers_->ended()) note();
 }
 
 bool EarlyStripe::written(uint64_t epoch) {
+  await_begun();
   while (transfers_) note();
   return !failed_ && epoch == epoch_;
 }

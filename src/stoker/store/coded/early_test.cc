@@ -88,6 +88,62 @@ TEST(CodedEarlyWaits, ACommitOfManyStripesWaitsForFourTransfers) {
   }
 }
 
+// One that the pool encodes.
+TEST(CodedEarlyWaits, ALargeStripeIsOnItsWayBeforeItsCommit) {
+  CodedWorld world(quiet(2, 1));
+  auto store = std::move(*world.open_small(false, kMiB));
+  Bytes content = pattern(2 * kMiB, 1);
+  const IoCounters& counters = world.runtime().loop().counters();
+  const uint64_t before = counters.written_bytes.get();
+  auto change = std::move(*store->begin());
+  ASSERT_OK(change->resize("a", content.size()));
+  ASSERT_OK(change->write("a", 0, slice_of(content)).wait());
+  for (int i = 0; i < 5000 && counters.written_bytes.get() < before + 3 * kMiB; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(counters.written_bytes.get() - before, 3 * kMiB);
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  EXPECT_EQ(read_all(*store, "a"), content);
+}
+
+// The first read of an object brings the headers of the stripes that come next.
+TEST(CodedHeadersAhead, AReaderThatGoesOnFindsThem) {
+  constexpr size_t kStripes = 8, kChunks = 4, kAll = 6;
+  CodedWorld world(quiet(kChunks, 2));
+  auto store = std::move(*world.open_small());
+  const Bytes content = put(*store, "a", kStripes * kChunks * kChunk, 1);
+  store.reset();
+  store = std::move(*world.open_small());
+  const Counter& reads = world.runtime().loop().counters().reads;
+  const uint64_t before = reads.get();
+  Bytes into(kChunks * kChunk);
+  ASSERT_OK(store->read("a", 0, slice_of(into), {}).wait());
+  const uint64_t expected = kStripes * kAll + kChunks;
+  for (int i = 0; i < 5000 && reads.get() < before + expected; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(reads.get() - before, expected);
+  for (size_t stripe = 1; stripe < kStripes; ++stripe)
+    ASSERT_OK(store->read("a", stripe * into.size(), slice_of(into), {}).wait());
+  EXPECT_EQ(reads.get() - before, expected + (kStripes - 1) * kChunks);
+}
+
+// All chunks of a stripe are looked at in one step, beside each other.
+TEST(CodedScrubWaits, AStripeWaitsForOneTransfer) {
+  const auto waits = [](size_t stripes) {
+    CodedWorldOptions options = quiet(4, 2);
+    options.latency_ns = 1'000'000;
+    CodedWorld world(options);
+    auto store = std::move(*world.open_small());
+    put(*store, "a", stripes * 4 * kChunk, 1);
+    const auto report = std::make_shared<ScrubReport>();
+    const uint64_t before = world.waits();
+    EXPECT_OK(store->scrub(report).wait());
+    EXPECT_EQ(report->chunks, stripes * 6);
+    EXPECT_EQ(report->found(), 0U);
+    return world.waits() - before;
+  };
+  EXPECT_EQ(waits(8) - waits(2), 6U);
+}
+
 TEST_F(CodedEarly, TheCommitFindsTheChunksWritten) {
   auto change = write_in_pieces(kStripe);
   const IoCounters& counters = world_.runtime().loop().counters();

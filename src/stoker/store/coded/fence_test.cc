@@ -228,7 +228,8 @@ TEST(CodedFence, AnotherWritersFenceEndsThisOne) {
   auto shards = std::move(*Shards::open({2, 1, world.paths()}, runtime, {}, coded));
   const auto code = std::move(*codec::ErasureCode::make(2, 1));
   CommittedMap map(shards->shape(), ClassTree::shipped(), runtime.budget, "coded(2+1, d{0..2})");
-  Reader reader(map, *shards, code, runtime.budget);
+  SpareMemory spare(runtime.budget);
+  Reader reader(map, *shards, code, runtime.budget, spare);
   LogSet logs(map, *shards, reader);
   map.lock()->live = shards->present();
   ASSERT_OK(logs.flush(shards->present()));

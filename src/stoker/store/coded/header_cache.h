@@ -22,6 +22,11 @@ class HeaderCache {
   // the cap is left at all they stay uncounted, and are among the first to go.
   void admit(const StripePtr& stripe);
   static void used(Stripe& stripe) { stripe.headers_used = true; }
+  // How many more there is room for within the share.
+  size_t room() const {
+    const uint64_t all = share_ / each_;
+    return all > ring_.size() ? static_cast<size_t>(all) - ring_.size() : 0;
+  }
   // At once, if nobody needs them.
   void forget(Stripe& stripe) const;
   // All of them stay, uncounted where that is more than a share: of a shard that is being brought

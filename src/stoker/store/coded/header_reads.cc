@@ -9,6 +9,7 @@ namespace stoker::coded {
 namespace {
 
 constexpr size_t kStripesAtOnce = 16;
+constexpr size_t kStripesAhead = 16;     // of which the headers are there before they are needed
 constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it, at once
 
 }  // namespace
@@ -70,6 +71,35 @@ std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripe
     first += count;
   }
   return failed;
+}
+
+// Whoever finds the headers of the stripe before the first one went there before.
+std::vector<StripePtr> Reader::needed_ahead(std::string_view key, uint64_t offset, size_t bytes) {
+  if (bytes == 0 || loading_ahead_.load(std::memory_order_relaxed)) return {};
+  const size_t first = offset / shape_.stripe_bytes();
+  const size_t next = (offset + bytes - 1) / shape_.stripe_bytes() + 1;
+  const auto map = map_.lock();
+  const ObjectPtr object = map->table.find(key);
+  if (!object || next >= object->stripes.size()) return {};
+  const StripePtr before = first == 0 ? nullptr : object->stripes[first - 1];
+  if (offset != 0 && (!before || !before->headers)) return {};
+  const size_t most = std::min(kStripesAhead, map->headers.room());
+  std::vector<StripePtr> stripes;
+  bool soon = false;
+  for (size_t i = next; i < std::min(object->stripes.size(), next + 2 * kStripesAhead); ++i) {
+    const StripePtr& stripe = object->stripes[i];
+    if (!stripe || stripe->headers || stripes.size() >= most) continue;
+    stripes.push_back(stripe);
+    soon = soon || i < next + kStripesAhead;
+  }
+  if (!soon || loading_ahead_.exchange(true)) return {};
+  return stripes;
+}
+
+// What of it fails, fails again for whoever needs it.
+void Reader::load_ahead(std::span<const StripePtr> stripes, Priority priority) {
+  (void)load_headers(stripes, priority);
+  loading_ahead_ = false;
 }
 
 // Takes what can be read of the header pages of all live chunks, of all of these in one batch.

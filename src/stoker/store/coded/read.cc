@@ -34,8 +34,8 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
   std::vector<StripePtr> pinned;
   HeaderPins pins(map_);
   std::vector<Run> runs;
-  AlignedBytes scratch;
   Grant grant;
+  SparePiece scratch;
   for (;;) {
     std::vector<StripePtr> unknown;
     auto map = map_.lock();
@@ -47,7 +47,7 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
       map.unlock();
       const uint64_t bytes = align_up(offset + into.size, kBlock) - begin;
       STOKER_ASSIGN(grant, budget_.take(bytes, "a read of a coded store"));
-      scratch = AlignedBytes::faulted(bytes);
+      scratch = spare_.take(bytes);
       continue;
     }
     const size_t first = begin / shape_.stripe_bytes();
@@ -102,6 +102,7 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
   }
   // once more, into other memory: the disk that was given up is asked for nothing any more
   if (scratch.lost()) {
+    scratch = SparePiece();
     grant = Grant();
     return read(key, given, offset, into, priority);
   }

@@ -2,6 +2,7 @@
 // is lost or rotten is decoded. Nothing is written here.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -17,6 +18,7 @@
 #include "stoker/store/coded/headers.h"
 #include "stoker/store/coded/rows.h"
 #include "stoker/store/coded/shards.h"
+#include "stoker/store/coded/spare_memory.h"
 
 namespace stoker::coded {
 
@@ -46,7 +48,7 @@ struct Run {
 // Memory for some blocks of each of `rows` rows. Shared with reads into it that are left behind.
 struct Scratch {
   Grant grant;
-  AlignedBytes bytes;
+  SparePiece bytes;
   size_t rows = 0;
 };
 using ScratchPtr = std::shared_ptr<Scratch>;
@@ -62,8 +64,14 @@ struct HeaderRead {
 // Any thread but the Loop's: all of it waits for I/O.
 class Reader {
  public:
-  Reader(CommittedMap& map, Shards& shards, const codec::ErasureCode& code, Budget& budget)
-      : map_(map), shards_(shards), shape_(shards.shape()), code_(code), budget_(budget) {}
+  Reader(CommittedMap& map, Shards& shards, const codec::ErasureCode& code, Budget& budget,
+         SpareMemory& spare)
+      : map_(map),
+        shards_(shards),
+        shape_(shards.shape()),
+        code_(code),
+        budget_(budget),
+        spare_(spare) {}
 
   // [offset, offset + size) of the object as it is at one moment; null: as the table has it.
   Status read(std::string_view key, const ObjectPtr& given, uint64_t offset, Slice into,
@@ -94,6 +102,10 @@ class Reader {
   // stripe, of those of which nothing could be read.
   std::map<uint64_t, Error> load_headers(std::span<const StripePtr> stripes, Priority priority);
   void read_headers(std::span<HeaderRead> all, Priority priority);
+  // The next stripes, for load_ahead(), where somebody reads an object from its begin on and will
+  // soon need headers that are not in memory. Empty: none, or others are being loaded.
+  std::vector<StripePtr> needed_ahead(std::string_view key, uint64_t offset, size_t bytes);
+  void load_ahead(std::span<const StripePtr> stripes, Priority priority);
 
  private:
   std::vector<uint32_t> crcs_of(const Run& run) const;
@@ -110,6 +122,8 @@ class Reader {
   const Shape& shape_;
   const codec::ErasureCode& code_;
   Budget& budget_;
+  SpareMemory& spare_;
+  std::atomic<bool> loading_ahead_ = false;
 };
 
 }  // namespace stoker::coded

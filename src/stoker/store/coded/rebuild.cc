@@ -105,22 +105,27 @@ Result<Rebuilder::Own> Rebuilder::read_own(const Stripe& stripe, size_t position
   return own;
 }
 
-// Every row of this piece of the chunk with what the headers of all say.
 Result<Compared> Rebuilder::compare(const StripePtr& stripe, size_t position, const Piece& piece) {
   const HeaderPins pins(map_, stripe);
   STOKER_TRY(load_headers_paced(stripe));
   RawHeaders raw(shape_);
   STOKER_ASSIGN(const Own own, read_own(*stripe, position, piece, raw));
-  Compared found;
-  found.next = *stripe->headers;
+  Headers next = *stripe->headers;
   // Of a shard that is not live nothing is believed: it may be old.
-  if ((map_.live_positions(*stripe) >> position & 1) != 0 && adopt(found.next, raw, position))
-    install(stripe, found.next);
+  if ((map_.live_positions(*stripe) >> position & 1) != 0 && adopt(next, raw, position))
+    install(stripe, next);
+  return judge(*stripe, position, piece, own, raw, std::move(next));
+}
+
+Compared Rebuilder::judge(const Stripe& stripe, size_t position, const Piece& piece, const Own& own,
+                          const RawHeaders& raw, Headers headers) const {
+  Compared found;
+  found.next = std::move(headers);
   Headers& next = found.next;
   const bool data = position < shape_.k;
   for (size_t row = piece.first; row < piece.first + piece.rows; ++row) {
     const Stamp* versions = &next.versions[row * shape_.k];
-    const bool blank = data ? versions[position] == 0 : row_is_blank(shape_, next, row);
+    const bool blank = is_blank(next, position, row);
     uint32_t& crc = next.crcs[row * shape_.n() + position];
     bool known =
         data ? versions[position] != kUnknown : !next.unsound[row * shape_.m + position - shape_.k];
@@ -160,12 +165,93 @@ Result<Compared> Rebuilder::compare(const StripePtr& stripe, size_t position, co
     // A stripe begins with one copy of each page, so only with the second write there must be two.
     const auto other = own.pairs.span().subspan((2 * page + ((count + 1) & 1)) * kBlock, kBlock);
     if ((count > 1 || counter > count) &&
-        !decode_page(shape_, shards_.store(), stripe->id, position, page, other))
+        !decode_page(shape_, shards_.store(), stripe.id, position, page, other))
       found.bad_copies.insert(page);
     counter = std::max(counter, count);
     if ((counter & 1) != (count & 1)) ++counter;
   }
   return found;
+}
+
+// All live chunks at once, each block compared with its checksum on its shard's threads.
+Result<uint32_t> Rebuilder::right_chunks(const StripePtr& stripe) {
+  if (shape_.rows() > kRowsRebuilt ||
+      reader_.rows_of_share(shape_.rows(), shape_.n()) < shape_.rows())
+    return 0;
+  const HeaderPins pins(map_, stripe);
+  STOKER_TRY(load_headers_paced(stripe));
+  if (!stripe->overrides.empty()) return 0;
+  const auto memory = reader_.take_scratch(shape_.rows(), shape_.n(), "a scrub of a coded store");
+  if (!memory || (*memory)->rows < shape_.rows()) return 0;
+  const Headers& headers = *stripe->headers;
+  struct Chunk {
+    size_t position;
+    AlignedBytes pairs;
+    std::vector<std::pair<size_t, size_t>> reads = {};  // and their blocks
+  };
+  std::vector<Chunk> chunks;
+  ShardBatch batch(shards_, Priority::scrub);
+  for (size_t c = 0; c < shape_.n(); ++c) {
+    if (!is_set(map_.live_positions(*stripe), c) || !is_known(headers, c)) continue;
+    Chunk& chunk = chunks.emplace_back(Chunk{c, AlignedBytes(header_bytes(shape_))});
+    const size_t slot = stripe->slots[c];
+    chunk.reads.emplace_back(
+        batch.read(stripe->shards[c], shape_.slot_at(slot), chunk.pairs.slice()), 0);
+    pace_.spend(chunk.pairs.size());
+    for (size_t row = 0; row < shape_.rows();) {
+      std::vector<uint32_t> crcs;
+      for (size_t r = row; r < shape_.rows() && !is_blank(headers, c, r); ++r)
+        crcs.push_back(headers.crcs[r * shape_.n() + c]);
+      const size_t count = crcs.size();
+      if (count > 0) {
+        const Slice into =
+            (*memory)->bytes.slice().sub((c * shape_.rows() + row) * kBlock, count * kBlock);
+        chunk.reads.emplace_back(
+            batch.read(stripe->shards[c], shape_.block_at(slot, row), into, std::move(crcs)),
+            count);
+        pace_.spend(count * kBlock);
+      }
+      row += count + 1;
+    }
+  }
+  batch.run();
+  RawHeaders raw(shape_);
+  uint32_t right = 0;
+  for (Chunk& chunk : chunks) {
+    const bool came = std::all_of(chunk.reads.begin(), chunk.reads.end(), [&](const auto& read) {
+      for (size_t block = 0; block < read.second; ++block) {
+        if (!batch.right(read.first, block)) return false;
+      }
+      return batch.ok(read.first);
+    });
+    if (!came) continue;
+    raw.take(shape_, shards_.store(), stripe->id, chunk.position, chunk.pairs.span());
+    Headers next = headers;
+    if (adopt(next, raw, chunk.position)) continue;
+    Own own{std::move(chunk.pairs), {}};
+    for (size_t row = 0; row < shape_.rows(); ++row)
+      own.crcs.emplace_back(headers.crcs[row * shape_.n() + chunk.position]);
+    const Compared found = judge(*stripe, chunk.position, {0, shape_.pages(), 0, shape_.rows()},
+                                 own, raw, std::move(next));
+    if (found.right() && found.next.counters == headers.counters)
+      right |= uint32_t{1} << chunk.position;
+  }
+  return right;
+}
+
+bool Rebuilder::is_blank(const Headers& headers, size_t position, size_t row) const {
+  return position < shape_.k ? headers.versions[row * shape_.k + position] == 0
+                             : row_is_blank(shape_, headers, row);
+}
+
+// What each of its blocks should be.
+bool Rebuilder::is_known(const Headers& headers, size_t position) const {
+  for (size_t row = 0; row < shape_.rows(); ++row) {
+    const bool known = position < shape_.k ? headers.versions[row * shape_.k + position] != kUnknown
+                                           : !headers.unsound[row * shape_.m + position - shape_.k];
+    if (!known) return false;
+  }
+  return true;
 }
 
 // Blocks first, durable, then the header pages, durable: as in a fold. Of a shard that does not

@@ -21,6 +21,9 @@ struct Compared {
   std::set<size_t> lost_pages;     // header pages of which no copy is intact
   std::set<size_t> wrong_pages;    // with entries that are not what they should be
   std::set<size_t> bad_copies;     // whose older copy should be intact too, and is not
+  bool right() const {
+    return wrong_rows.empty() && lost_pages.empty() && wrong_pages.empty() && bad_copies.empty();
+  }
 };
 
 struct Piece {
@@ -55,6 +58,10 @@ class Rebuilder {
 
   // Every row of this piece of the chunk with what the headers of all say.
   Result<Compared> compare(const StripePtr& stripe, size_t position, const Piece& piece);
+  // The positions of those chunks that are what the headers of all say, down to each copy of their
+  // pages: with one read of each. All others are for rebuild_step(); so is what would be more than
+  // a step, or finds no memory.
+  Result<uint32_t> right_chunks(const StripePtr& stripe);
   // about kRowsRebuilt rows; false: that was the last
   Result<bool> rebuild_step(Rebuilding& chunk);
   Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);  // all steps
@@ -69,6 +76,10 @@ class Rebuilder {
     AlignedBytes pairs;                         // its header pages; zeros where there are none
     std::vector<std::optional<uint32_t>> crcs;  // by row: of its block; none: it could not be read
   };
+  Compared judge(const Stripe& stripe, size_t position, const Piece& piece, const Own& own,
+                 const RawHeaders& raw, Headers headers) const;
+  bool is_blank(const Headers& headers, size_t position, size_t row) const;
+  bool is_known(const Headers& headers, size_t position) const;
   bool adopt(Headers& headers, const RawHeaders& own, size_t position) const;
   void install(const StripePtr& stripe, Headers headers);
   Result<Own> read_own(const Stripe& stripe, size_t position, const Piece& piece, RawHeaders& raw);

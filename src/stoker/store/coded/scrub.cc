@@ -370,6 +370,16 @@ class Scrubbing {
       tell_chunk();
       return true;
     }
+    // Whoever asked waits for it: all chunks of a stripe in one step, as each is on its own disk.
+    if (position == 0) right_ = 0;
+    if (position == 0 && asked_ == Asked::by_somebody) {
+      STOKER_ASSIGN(right_, rebuilder_.right_chunks(stripe));
+    }
+    if (is_set(right_, position)) {
+      if (position_ == 0 && !had_headers_) forget_headers(*stripe);
+      tell_chunk();
+      return true;
+    }
     chunk_ = Rebuilding{stripe, position};
     return check_piece();
   }
@@ -441,6 +451,7 @@ class Scrubbing {
   size_t index_ = 0;          // of its stripe that comes next
   std::weak_ptr<Stripe> stripe_;
   size_t position_ = 0;              // of its chunk that is next
+  uint32_t right_ = 0;               // its chunks of which all was seen to be right
   std::optional<Rebuilding> chunk_;  // of it, that is looked at
   uint64_t total_ = 0;               // chunks, when it began
 };

@@ -10,15 +10,15 @@
 #include <vector>
 
 #include "stoker/memory/budget.h"
-#include "stoker/store/blocking_io.h"
 #include "stoker/store/coded/early.h"
+#include "stoker/store/coded/spare_memory.h"
 #include "stoker/store/coded/table.h"
 #include "stoker/store/condition.h"
 
 namespace stoker::coded {
 
 struct StagedChunk {
-  AlignedBytes bytes;      // of the whole chunk; only what is staged is touched
+  SparePiece bytes;        // of the whole chunk; only what is staged is touched
   std::vector<bool> rows;  // staged
 };
 

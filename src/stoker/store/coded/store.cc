@@ -34,15 +34,17 @@ Error no_snapshot(std::string_view name) {
 
 CodedStore::CodedStore(std::unique_ptr<Shards> shards, codec::ErasureCode code,
                        const Runtime& runtime, std::string composition, const CodedOptions& coded)
-    : shards_(std::move(shards)),
+    : spare_(runtime.budget),
+      shards_(std::move(shards)),
       code_(std::move(code)),
       budget_(runtime.budget),
+      pool_(runtime.pool),
       paces_{{coded.repair_rate, coded.busy_repair_rate, *coded.clock},
              {coded.fold_rate, coded.busy_fold_rate, *coded.clock},
              {coded.scrub_rate, 0, *coded.clock}},
       map_(shards_->shape(), coded.tree != nullptr ? *coded.tree : ClassTree::shipped(), budget_,
            std::move(composition)),
-      reader_(map_, *shards_, code_, budget_),
+      reader_(map_, *shards_, code_, budget_, spare_),
       logs_(map_, *shards_, reader_),
       rebuilder_(map_, *shards_, reader_, logs_, paces_.repair),
       joining_(map_, *shards_, logs_, rebuilder_),
@@ -145,6 +147,11 @@ Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into,
   }
   auto promise = std::make_shared<Promise<void>>();
   Future<void> future = promise->future();
+  if (auto ahead = reader_.needed_ahead(key, offset, into.size); !ahead.empty()) {
+    readers_->run([this, ahead = std::move(ahead), priority = options.priority] {
+      reader_.load_ahead(ahead, priority);
+    });
+  }
   readers_->run([this, promise, key = std::string(key), offset, into, priority = options.priority] {
     promise->complete(reader_.read(key, nullptr, offset, into, priority));
   });
@@ -153,8 +160,9 @@ Future<void> CodedStore::read(std::string_view key, uint64_t offset, Slice into,
 
 Result<std::unique_ptr<Transaction>> CodedStore::begin() {
   if (const auto refused = map_.refused()) return *refused;
-  return std::unique_ptr<Transaction>(new StagedTransaction(
-      {*this, map_, *shards_, reader_, code_, budget_, paces_, *readers_, *writer_}));
+  return std::unique_ptr<Transaction>(
+      new StagedTransaction({*this, map_, *shards_, reader_, code_, budget_, spare_, pool_, paces_,
+                             *readers_, *writer_}));
 }
 
 Future<void> CodedStore::fold_all() {

@@ -265,8 +265,9 @@ void StagedTransaction::start_early(StagedStripe& stripe) {
       positions |= (map->live & shard_bit(stripe.fresh->shards[c])) != 0 ? uint32_t{1} << c : 0;
   }
   state_->early_bytes += bytes;
-  stripe.early = EarlyStripe::start(parts_.shards, parts_.code, *stripe.fresh, std::move(data),
-                                    positions, epoch, std::move(*grant));
+  stripe.early = std::make_unique<EarlyStripe>(
+      EarlyParts{parts_.shards, parts_.code, parts_.pool, parts_.spare}, stripe.fresh,
+      std::move(data), positions, epoch, std::move(*grant));
 }
 
 // At most one block. A part of one is merged with what was there.
@@ -277,7 +278,7 @@ Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& 
   stripe.early.reset();  // it has what is about to change
   StagedChunk& chunk = stripe.chunks[in_stripe / shape.chunk_bytes];
   if (chunk.rows.empty()) {
-    chunk.bytes = AlignedBytes(shape.chunk_bytes);
+    chunk.bytes = parts_.spare.take_sparse(shape.chunk_bytes);
     chunk.rows.resize(shape.rows());
   }
   const size_t in_chunk = in_stripe % shape.chunk_bytes;

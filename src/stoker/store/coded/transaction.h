@@ -24,6 +24,8 @@ struct TransactionParts {
   Reader& reader;
   const codec::ErasureCode& code;
   Budget& budget;
+  SpareMemory& spare;
+  Pool& pool;  // of CPU threads
   Paces& paces;
   Pool& readers;
   Writer& writer;
