@@ -34,6 +34,7 @@ from stoker.checkpoint.commits import (
 from stoker.checkpoint.divided import Divided, is_divided
 from stoker.checkpoint.grace import Grace
 from stoker.checkpoint.handle import Handle
+from stoker.checkpoint.in_place import state_in_memory
 from stoker.checkpoint.manifest import File, Manifest, Name
 from stoker.checkpoint.pace import COPYING_AT_MOST, Costs, Pace
 from stoker.checkpoint.parts import Edited
@@ -694,7 +695,8 @@ class Checkpoints:
         the names that save() had; plain values come back in the result.
 
         A checkpoint of a run of stoker.offload() goes back by `stoker.offload(..., restore=ckpt)`.
-        Raises Mismatch if it belongs to another model: then nothing was changed.
+        Raises Mismatch if it belongs to another model: then nothing was changed. Weights, and an
+        optimizer's tensors that are there, are filled in place.
         """
         self._finish()
         self._raise_failure()
@@ -873,14 +875,16 @@ class Checkpoints:
             module.reshard()
         targets = _targets(model, reader) if model is not None else {}
         values = {key for key in manifest.objects if key.startswith("extra.") and key not in things}
+        reader.check_tensors(targets)
         like: dict[int, torch.Tensor] = {}
         for key, thing in optimizers.items():
-            like |= places_of(manifest, key, thing)
+            _check_groups(reader, key, thing)
+            like |= places_of(reader, key, thing)
         rng = f"rng.{_rank()}"  # also where this rank asks for a loader's state alone
         rng = rng if rng in manifest.objects else "rng"
-        loaded = reader.objects([*things, *values, rng], like=like)
+        into = state_in_memory(reader, optimizers, [local(each) for each in targets.values()])
+        loaded = reader.objects([*things, *values, rng], like=like, into=into)
         for key, thing in optimizers.items():
-            _check_groups(reader, key, thing, loaded[key])
             distribute(loaded[key], thing)
         reader.load_tensors(targets)
         for key, thing in things.items():
@@ -1031,13 +1035,13 @@ def _waits(optimizer: Any) -> bool:
     )
 
 
-def _check_groups(reader: Reader, key: str, optimizer: Any, state: Any) -> None:
+def _check_groups(reader: Reader, key: str, optimizer: Any) -> None:
     """Mismatch where torch's optimizer would refuse the state, which it does after others were
     loaded."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return
     sizes = lambda groups: [len(group["params"]) for group in groups]
-    ours, theirs = sizes(optimizer.param_groups), sizes(state["param_groups"])
+    ours, theirs = sizes(optimizer.param_groups), sizes(reader.outline(key)["param_groups"])
     if ours != theirs:
         raise Mismatch(
             f"{reader.where}: {key} has groups of {theirs} parameters, and the given one of {ours};"

@@ -16,6 +16,10 @@ from stoker.checkpoint.manifest import CHUNK
 from stoker.errors import StokerError
 
 
+PAGE, LARGE_PAGE = 4 << 10, 2 << 20
+_LIBC, _MADV_HUGEPAGE = ctypes.CDLL(None), 14
+
+
 class Source(Protocol):
     def read(self, at: int, size: int, address: int) -> None:
         """Writes `size` bytes from `at` on to memory at `address`."""
@@ -188,6 +192,17 @@ def _end(part: Part) -> int:
 def memory(address: int, size: int) -> torch.Tensor:
     """Memory at an address as a uint8 tensor, which does not own it."""
     return torch.frombuffer((ctypes.c_char * max(size, 1)).from_address(address), dtype=torch.uint8)
+
+
+def room(size: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor in host memory. What is large lies in large pages, if the kernel has such: the
+    first touch of each page is a fault, and of small ones there are 512 times as many."""
+    made = torch.empty(size, dtype=dtype, device="cpu")
+    begin = made.data_ptr() // PAGE * PAGE
+    length = made.data_ptr() + made.numel() * made.element_size() - begin
+    if length >= LARGE_PAGE:
+        _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), _MADV_HUGEPAGE)
+    return made
 
 
 def packed(name: str, sources: Iterable[tuple[int, Source]], align: int) -> tuple[Whole, list[int]]:

@@ -26,6 +26,7 @@ from stoker.checkpoint.manifest import (
     parse_reduced,
     parse_table,
 )
+from stoker.checkpoint.parts import room
 from stoker.checkpoint.rectangles import common, runs
 from stoker.checkpoint.state import parts_in
 from stoker.checkpoint.workspace import Buffer, Ring, Tier
@@ -37,6 +38,13 @@ AHEAD = 8  # chunks on their way, at most
 SPREADING = 4  # chunks that are copied and hashed, at most
 _UNREAD = (Corruption, NotFound, IoError, InvalidArgument)
 _BROKEN = (ValueError, TypeError, LookupError, AttributeError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Number:
+    """Of a tensor of a record that was not read yet."""
+
+    number: int
 
 
 class Ended:
@@ -319,27 +327,34 @@ class Reader:
                 raise Corruption(f"{self.where}: {alias} cannot be another name of {name}")
         return found
 
-    def load_tensors(self, into: dict[str, torch.Tensor], progress: Any = lambda _: None) -> None:
-        """Fills tensors by their names; of distributed ones this rank's part. Mismatch unless the
-        checkpoint has each, with its type and shape. Then nothing was changed; a Corruption that is
-        found later leaves some filled."""
+    def check_tensors(self, into: dict[str, torch.Tensor]) -> None:
+        """Mismatch unless the checkpoint has each, with its type and shape."""
         there = self.tensors()
-        by_file: dict[str, list[Wanted]] = {}
-        later = []
         for name, tensor in into.items():
-            file, placed = there[self.manifest.aliases.get(name, name)]
-            spec = placed.spec
+            spec = there[self.manifest.aliases.get(name, name)][1].spec
             if spec.dtype != tensor.dtype or spec.shape != tuple(tensor.shape):
                 raise Mismatch(
                     f"{self.where} has {name} as {tensors.dtype_name(spec.dtype)}"
                     f" {list(spec.shape)}, the model has it as {tensors.dtype_name(tensor.dtype)}"
                     f" {list(tensor.shape)}"
                 )
+
+    def load_tensors(self, into: dict[str, torch.Tensor], progress: Any = lambda _: None) -> None:
+        """Fills tensors by their names; of distributed ones this rank's part. Mismatch unless the
+        checkpoint has each, with its type and shape. Then nothing was changed; a Corruption that is
+        found later leaves some filled."""
+        self.check_tensors(into)
+        there = self.tensors()
+        by_file: dict[str, list[Wanted]] = {}
+        later = []
+        for name, tensor in into.items():
+            file, placed = there[self.manifest.aliases.get(name, name)]
+            spec = placed.spec
             part = shards.mine(name, tensor) if shards.is_sharded(tensor) else None
             ours = shards.local(tensor)
             direct = ours.device.type == "cpu" and ours.is_contiguous()
             if not direct:
-                held = torch.empty(ours.shape, dtype=spec.dtype, device="cpu")
+                held = room(ours.shape, spec.dtype)
                 later.append((ours, held))
             target = ours if direct else held
             whole = part or shards.Rectangle((0,) * len(spec.shape), spec.shape)
@@ -360,7 +375,7 @@ class Reader:
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's tensors by name, in memory; tied ones are one tensor."""
         found = {
-            name: torch.empty(placed.spec.shape, dtype=placed.spec.dtype, device="cpu")
+            name: room(placed.spec.shape, placed.spec.dtype)
             for name, (_, placed) in self.tensors().items()
         }
         self.load_tensors(found)
@@ -373,17 +388,28 @@ class Reader:
         names: list[str],
         progress: Any = lambda _: None,
         like: dict[int, torch.Tensor] | None = None,
+        into: dict[int, torch.Tensor] | None = None,
     ) -> dict[str, Any]:
         """What state_dict() of these objects was. `like`: distributed tensors, by the number of
-        the part that becomes one of the same placement; of it only this rank's part is read."""
+        the part that becomes one of the same placement; of it only this rank's part is read.
+        `into`: tensors that parts are read into, by their numbers, where they fit."""
         records = {name: self.manifest.objects[name] for name in names}
         try:
             numbers = {number for each in records.values() for number in parts_in(each)}
         except _BROKEN as error:
             raise self._breaks(error) from error
-        parts = self._parts(numbers, progress, like or {})  # memory may lack: that is no damage
+        # memory may lack: that is no damage
+        parts = self._parts(numbers, progress, like or {}, into or {})
         try:
             return {name: record.decode(each, parts.__getitem__) for name, each in records.items()}
+        except _BROKEN as error:
+            raise self._breaks(error) from error
+
+    def outline(self, name: str) -> Any:
+        """What state_dict() of an object was, with a Number in place of each tensor that is not in
+        the manifest itself."""
+        try:
+            return record.decode(self.manifest.objects[name], Number)
         except _BROKEN as error:
             raise self._breaks(error) from error
 
@@ -393,7 +419,11 @@ class Reader:
         return Corruption(f"{self.where}: the manifest breaks the format ({error})")
 
     def _parts(
-        self, numbers: set[int], progress: Any, like: dict[int, torch.Tensor]
+        self,
+        numbers: set[int],
+        progress: Any,
+        like: dict[int, torch.Tensor],
+        into: dict[int, torch.Tensor],
     ) -> dict[int, torch.Tensor]:
         by_file: dict[str, list[Wanted]] = {}
         held, found = [], {}  # `held`: memory that is read into
@@ -414,7 +444,9 @@ class Reader:
                 torch.empty(part.size, dtype=dtype, device="meta")
             except RuntimeError as error:  # sizes that torch cannot count
                 raise self._breaks(error) from error
-            tensor = torch.empty(part.size, dtype=dtype, device="cpu")
+            tensor = into.get(number)
+            if tensor is None or (tensor.dtype, tuple(tensor.shape)) != (dtype, tuple(part.size)):
+                tensor = room(part.size, dtype)
             for begin, piece in pieces:
                 by_file.setdefault(piece.file, []).extend(_wanted(piece, begin, part, tensor))
             held.append(tensor)

@@ -21,6 +21,7 @@ from stoker.checkpoint.divided import check_one_step, places_in
 from stoker.checkpoint.manifest import File, Name, Piece, check_name, chunks_in
 from stoker.checkpoint.parts import Part, Source, Tensor, Whole, packed
 from stoker.checkpoint.parts import Bytes as PartBytes
+from stoker.checkpoint.reading import Number, Reader
 from stoker.checkpoint.state import (
     COPIED,
     INLINE,
@@ -410,14 +411,7 @@ def distribute(state: dict[str, Any], optimizer: Any) -> None:
                 of_param[key] = shards.distributed(ours.clone(), param)
 
 
-class _Number:
-    """A tensor of a record that was not read yet."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-def places_of(manifest: Any, key: str, optimizer: Any) -> dict[int, torch.Tensor]:
+def places_of(reader: Reader, key: str, optimizer: Any) -> dict[int, torch.Tensor]:
     """Which tensors of an optimizer's state lie as one of its parameters does: the parameter by
     the number of the part. Of parameters that are not sharded, none."""
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -426,12 +420,12 @@ def places_of(manifest: Any, key: str, optimizer: Any) -> dict[int, torch.Tensor
     if not any(map(shards.is_sharded, params)):
         return {}
     found: dict[int, torch.Tensor] = {}
-    state = record.decode(manifest.objects[key], _Number)["state"]
+    state = reader.outline(key)["state"]
     for at, of_param in state.items():
         param = params[int(at)]
         for value in of_param.values() if isinstance(of_param, dict) else ():
-            if not isinstance(value, _Number) or not shards.is_sharded(param):
+            if not isinstance(value, Number) or not shards.is_sharded(param):
                 continue
-            if whole_shape(manifest, value.number) == tuple(param.shape):
+            if whole_shape(reader.manifest, value.number) == tuple(param.shape):
                 found[value.number] = param
     return found
