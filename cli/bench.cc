@@ -51,7 +51,7 @@ Result<codec::ErasureCode> parse_code(const std::string& text) {
   int used = 0;
   if (std::sscanf(text.c_str(), "%4d+%4d%n", &k, &m, &used) != 2 ||
       static_cast<size_t>(used) != text.size()) {
-    return fail(Code::invalid_argument, "`{}` is no code: give data and parity chunks as in 6+3",
+    return fail(Code::invalid_argument, "`{}` is not a code: give data and parity chunks as in 6+3",
                 text);
   }
   return codec::ErasureCode::make(k, m);

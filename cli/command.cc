@@ -12,7 +12,7 @@ CLI::Validator whole(uint64_t least, uint64_t most) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     const bool all = error == std::errc() && end == text.data() + text.size();
     if (all && value >= least && value <= most) return {};
-    return "`" + text + "` is no whole number from " + std::to_string(least) + " to " +
+    return "`" + text + "` is not a whole number from " + std::to_string(least) + " to " +
            std::to_string(most);
   };
   return CLI::Validator(check, "");
@@ -29,7 +29,7 @@ CLI::Validator number(double least, double most) {
       std::snprintf(shown, sizeof shown, "%g", limit);
       return std::string(shown);
     };
-    return "`" + text + "` is no number from " + plain(least) + " to " + plain(most);
+    return "`" + text + "` is not a number from " + plain(least) + " to " + plain(most);
   };
   return CLI::Validator(check, "");
 }

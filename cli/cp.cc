@@ -95,8 +95,8 @@ class Copy {
                  human_bytes(counts_.bytes).c_str(), static_cast<unsigned long long>(counts_.kept));
     if (counts_.failed == 0) return {};
     return fail(last_code_,
-                "{} of {} objects could not be copied; all others are there, and the same command "
-                "goes on from here",
+                "{} of {} objects could not be copied; the others were. Run the same command again "
+                "to continue",
                 counts_.failed, objects_.size());
   }
 
@@ -154,8 +154,7 @@ class Copy {
     STOKER_ASSIGN(const ObjectInfo made, to_.stat(object.key));
     STOKER_ASSIGN(const uint32_t read_back, checksum(to_, made, memory));
     if (made.bytes != object.bytes || read_back != crc)
-      return fail(Code::corruption,
-                  "what is in the other store now differs from what was sent there");
+      return fail(Code::corruption, "the copy in the other store differs from what was sent");
     ++counts_.objects;
     counts_.bytes += object.bytes;
     return {};

@@ -53,9 +53,9 @@ Result<std::string> file_named(const std::string& path) {
     return real.string();
   }
   if (fs::is_regular_file(there) || (!fs::exists(there) && !link)) return path;
-  return fail(Code::invalid_argument, "'{}{}; name another", path,
-              link && !fs::exists(there) ? "' is a link that leads nowhere"
-                                         : "' is there and is no plain file");
+  return fail(
+      Code::invalid_argument, "'{}{}; name another", path,
+      link && !fs::exists(there) ? "' is a dangling link" : "' exists and is not a regular file");
 }
 
 // Its pieces were read one after the other: another writer may have replaced it meanwhile.
@@ -108,7 +108,7 @@ Result<std::string> path_below(const fs::path& folder, const std::string& key) {
   if (relative.empty() || relative.is_absolute() || *relative.begin() == ".." || relative == "." ||
       key.find('\0') != std::string::npos || !relative.has_filename()) {
     return fail(Code::invalid_argument,
-                "the key '{}' makes no file name below a folder; export it alone, into a file",
+                "the key '{}' cannot be a file name in a folder; export it alone, into a file",
                 key);
   }
   const fs::path path = folder / relative;
@@ -128,9 +128,9 @@ Status export_prefix(Store& store, const std::vector<ObjectInfo>& objects,
     const auto path = path_below(arguments.target, object.key);
     Status done = path ? Status() : Status(path.error());
     if (done && !written.insert(*path).second) {  // "a//b" and "a/b", say
-      done =
-          fail(Code::already_exists,
-               "another object of this prefix makes the same file; export it alone, into another");
+      done = fail(Code::already_exists,
+                  "another object of this prefix has the same file name; export it alone, into "
+                  "another file");
     }
     if (done) done = export_object(store, object, arguments.snapshot, *path);
     if (done) continue;

@@ -108,7 +108,7 @@ Result<FioResult> run_fio(const std::string& path, const Load& load, bool huge) 
         (job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>()) / 100 * seconds;
     return result;
   } catch (const nlohmann::json::exception& error) {
-    return fail(Code::unsupported, "this version of fio prints what we cannot read: {}",
+    return fail(Code::unsupported, "cannot read the output of this version of fio: {}",
                 error.what());
   }
 }

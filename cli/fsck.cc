@@ -56,7 +56,8 @@ void print_text(const FsckReport& report, bool quick) {
   }
   for (const std::string& note : report.notes) std::printf("note: %s\n", printable(note).c_str());
   if (report.repaired)
-    std::printf("the map was mended: headers and journal were written anew from the good copies\n");
+    std::printf(
+        "the map was repaired: headers and journal were written again from the good copies\n");
   std::printf(
       "%llu objects, %llu chunks, %s of data%s; %zu snapshots; journal generation %llu with %llu "
       "records\n",
@@ -110,7 +111,7 @@ Result<FsckReport> check(const FsckArguments& arguments, const Runtime& runtime)
   const auto is = [&arguments](std::string_view kind) { return arguments.store.starts_with(kind); };
   if (is("dir:") || is("s3:") || is("cached(") || is("unix:")) {
     if (arguments.repair)
-      return fail(Code::unsupported, "'{}' has no map that could be mended", arguments.store);
+      return fail(Code::unsupported, "'{}' has no map to repair", arguments.store);
     StoreOptions how;
     how.read_only = true;
     STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime, how));
@@ -145,7 +146,7 @@ void add_fsck(CLI::App& app, ExitStatus& status) {
       ->required();
   command->add_flag("--quick", arguments->quick, "Leave out the data");
   command->add_flag("--repair-map", arguments->repair,
-                    "Write damaged headers and journal copies anew from the good ones");
+                    "Write damaged headers and journal copies again from the good ones");
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->footer("Exit status: 0 clean, 1 problems were found or the store could not be opened.");
   command->callback([arguments, &status] {

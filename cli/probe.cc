@@ -50,8 +50,9 @@ void print_table(const Probe& probe) {
 
 Status run_nvme(const ProbeArguments& arguments) {
   if (arguments.engine != "auto")
-    return fail(Code::invalid_argument,
-                "--engine is for folders: an nvme: target says itself which engines reach it");
+    return fail(
+        Code::invalid_argument,
+        "--engine is for folders: the name of an nvme: target decides which engines can reach it");
   STOKER_ASSIGN(const auto points,
                 nvme::probe_reads(arguments.folder, {arguments.seconds, show_progress}));
   if (arguments.json) {

@@ -117,8 +117,8 @@ Result<uint64_t> put_whole(Store& store, const std::string& key, const File& fil
   }
   if (total != size)
     return fail(Code::invalid_argument,
-                "'{}' is no plain file, or changed its size while it was read; this store takes "
-                "whole objects of a known size",
+                "'{}' is not a regular file, or its size changed while it was read; this store "
+                "must know the size first",
                 file.path);
   if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
   return total;
@@ -132,7 +132,7 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
   if (!store.features().update) {
     if (!at) return put_whole(store, key, file);
     return fail(Code::unsupported,
-                "--at changes a part of an object, and this store writes objects whole");
+                "--at changes part of an object, but this store writes whole objects only");
   }
   const std::unique_ptr<std::byte, void (*)(void*)> piece(
       static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
@@ -180,7 +180,7 @@ Result<std::vector<std::pair<std::string, std::string>>> files_of(const fs::path
                        at->path().string());
   }
   if (error) return fail(error.value(), "cannot look through '{}'", folder.string());
-  if (left_out > 0) std::fprintf(stderr, "left out %zu entries that are no files\n", left_out);
+  if (left_out > 0) std::fprintf(stderr, "left out %zu entries that are not files\n", left_out);
   std::sort(files.begin(), files.end());
   return files;
 }

@@ -115,8 +115,8 @@ Result<bool> run(const RepairArguments& arguments) {
   STOKER_ASSIGN(const auto plan, coded_plan(arguments.store));
   if (!plan) {
     return fail(Code::invalid_argument,
-                "'{}' is no coded store, and only such a one has copies to repair from: check "
-                "others with `stoker fsck`",
+                "'{}' is not a coded store, and only coded stores can be repaired: check others "
+                "with `stoker fsck`",
                 arguments.store);
   }
   STOKER_ASSIGN(const uint64_t rate, parse_bytes(arguments.rate));

@@ -24,7 +24,7 @@ struct ServeArguments {
 Result<ServeOptions> options_of(const ServeArguments& arguments) {
   constexpr std::string_view kScheme = "unix:";
   if (!arguments.listen.starts_with(kScheme))
-    return fail(Code::invalid_argument, "'{}' is no place to listen: write unix:PATH",
+    return fail(Code::invalid_argument, "'{}' is not an address to listen at: write unix:PATH",
                 arguments.listen);
   ServeOptions options;
   options.path = arguments.listen.substr(kScheme.size());
@@ -36,7 +36,8 @@ Result<ServeOptions> options_of(const ServeArguments& arguments) {
                                  ? std::stoul(arguments.mode, &used, 8)
                                  : 01000;
   if (mode > 0777)
-    return fail(Code::invalid_argument, "'{}' is no mode of a file, such as 0660", arguments.mode);
+    return fail(Code::invalid_argument, "'{}' is not a mode of a file, such as 0660",
+                arguments.mode);
   options.mode = static_cast<uint32_t>(mode);
   STOKER_ASSIGN(options.memory_bytes, parse_bytes(arguments.memory));
   STOKER_ASSIGN(const uint64_t block, parse_bytes(arguments.block));

@@ -447,7 +447,7 @@ def unused_modules(root: Path, every: list[Path]) -> list[str]:
             path.name in text for other, text in texts.items() if other != path
         )
         if not imported and not named and name.parts[0] in {"python", "tests"}:
-            problems.append(f"{name} is imported by nobody and is no entry point")
+            problems.append(f"{name} is imported by nobody and is not an entry point")
     return problems
 
 

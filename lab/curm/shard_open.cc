@@ -75,7 +75,7 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::make(Loop& loop,
   cluster->layout_ = {geometry, align_up(2 * options.reserved_bytes, kShardBlock),
                       options.segment_bytes};
   if (const std::string problem = cluster->layout_.problem(); !problem.empty())
-    return fail(Code::invalid_argument, "a cluster of such nodes cannot be: {}", problem);
+    return fail(Code::invalid_argument, "such a cluster is not possible: {}", problem);
   if (paths.size() != static_cast<size_t>(geometry.nodes))
     return fail(Code::invalid_argument, "{} nodes need as many folders, and {} are given",
                 geometry.nodes, paths.size());
@@ -149,8 +149,8 @@ Result<std::unique_ptr<ShardCluster>> ShardCluster::open(Loop& loop,
     for (const std::string& trouble : cluster->troubles_)
       all += (all.empty() ? "" : "; ") + trouble;
     return fail(Code::corruption,
-                "{} of {} nodes are lost, and the code bears {} ({}): bring one of them back as it "
-                "was; nothing was changed",
+                "{} of {} nodes are lost, but the code tolerates {} ({}): bring one of them back "
+                "as it was; nothing was changed",
                 cluster->replaced_.size(), paths.size(), m, all);
   }
   for (size_t i = 0; i < heads.size(); ++i) {
@@ -401,9 +401,8 @@ Status ShardCluster::verify(Node& node, std::string& damage) {
 Status ShardCluster::may_blank(const Node& node, bool ours) const {
   if (!options_.files || ours || is_untouched(node.path)) return {};
   return fail(Code::already_exists,
-              "a lost node is to be rebuilt in '{}', and there are files without an intact head of "
-              "this cluster: check the path, or empty the folder if nobody needs what is in it; "
-              "nothing was changed",
+              "cannot rebuild the lost node in '{}': it holds files that are not of this cluster. "
+              "Check the path, or empty the folder if nobody needs them. Nothing was changed",
               node.path);
 }
 

@@ -171,7 +171,7 @@ inline std::string blanking_story(uint64_t seed) {
     if (!durable) return "'" + event.path + "' is made before the head of its node is durable";
     ++files;
   }
-  return files >= 2 ? std::string() : "the node that is lost was not made anew";
+  return files >= 2 ? std::string() : "the node that is lost was not made again";
 }
 
 // Two clients flush a node at once. Neither is answered before what it appended is durable.
@@ -244,7 +244,7 @@ inline std::string all_stories(uint64_t seed) {
   if (wrong.empty()) wrong = told("a power cut while opening", opening_story(scheme, seed));
   if (wrong.empty()) wrong = told("an old copy", stale_story(scheme, seed));
   if (wrong.empty()) wrong = told("making", making_story(seed));
-  if (wrong.empty()) wrong = told("a node made anew", blanking_story(seed));
+  if (wrong.empty()) wrong = told("a node made again", blanking_story(seed));
   if (wrong.empty()) wrong = told("two clients", together_story(seed));
   if (wrong.empty()) wrong = told("many records", segments_story(seed));
   return wrong;

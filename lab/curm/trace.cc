@@ -92,8 +92,8 @@ uint32_t Reader::object_of(std::string_view name) {
 
 std::string Reader::add(double time_us, std::string_view object, bool write,
                         std::optional<uint64_t> offset, std::optional<uint64_t> bytes) {
-  if (!offset) return "the offset is no number";
-  if (!bytes) return "the size is no number";
+  if (!offset) return "the offset is not a number";
+  if (!bytes) return "the size is not a number";
   if (*bytes == 0) return "the size is 0";
   if (*bytes > kRequestBytesMax) return "the size is more than 1 GiB";
   if (*offset > kOffsetMax) return "the offset is beyond 1 PiB";
@@ -109,7 +109,7 @@ std::string Reader::msr(std::string_view line) {
   const auto fields = split(line, ',');
   if (fields.size() != 7) return "it has " + std::to_string(fields.size()) + " fields, not 7";
   const auto time = number(fields[0]);
-  if (!time) return "the time is no number";
+  if (!time) return "the time is not a number";
   const bool write = fields[3] == "Write";
   if (!write && fields[3] != "Read")
     return "`" + std::string(fields[3].substr(0, 20)) + "` is neither Read nor Write";
@@ -122,7 +122,7 @@ std::string Reader::cloud_physics(std::string_view line) {
   const auto fields = split(line, ',');
   if (fields.size() != 5) return "it has " + std::to_string(fields.size()) + " fields, not 5";
   const auto time = number(fields[1]), op = number(fields[2], 16), block = number(fields[4]);
-  if (!time) return "the time is no number";
+  if (!time) return "the time is not a number";
   const bool write = is_one_of(kScsiWrites, op);
   if (!write && !is_one_of(kScsiReads, op)) {
     if (!is_one_of(kScsiOthers, op))
@@ -130,7 +130,7 @@ std::string Reader::cloud_physics(std::string_view line) {
     ++trace_.others;
     return {};
   }
-  if (!block || *block > kOffsetMax / 512) return "the block is no number, or beyond 1 PiB";
+  if (!block || *block > kOffsetMax / 512) return "the block is not a number, or beyond 1 PiB";
   return add(static_cast<double>(*time) * 1e6, "disk", write, *block * 512, number(fields[3]));
 }
 
@@ -145,7 +145,7 @@ std::string Reader::nfs(std::string_view line) {
       std::from_chars(words[0].data(), words[0].data() + words[0].size(), seconds);
   if (error != std::errc() || end != words[0].data() + words[0].size() || !std::isfinite(seconds) ||
       seconds < 0 || seconds > 1e11)
-    return "the time is no number";
+    return "the time is not a number";
   const bool call = words[4] == "C2" || words[4] == "C3",
              answer = words[4] == "R2" || words[4] == "R3";
   if (!call && !answer)
@@ -243,7 +243,7 @@ Result<Trace> parse_trace(std::string name, std::string_view text, bool lenient)
   }
   if (trace.malformed != 0 && !lenient) {
     return fail(Code::invalid_argument,
-                "{}: {} malformed lines, read as {}; {}; mend them, or skip them with --lenient",
+                "{}: {} malformed lines, read as {}; {}; correct them, or skip them with --lenient",
                 trace.name, trace.malformed, trace.format, trace.complaints[0]);
   }
   if (trace.requests.empty())

@@ -68,7 +68,7 @@ TEST(Trace, ReadsNfsRecords) {
   ASSERT_TRUE(trace) << trace.error().message();
   EXPECT_EQ(trace->format, "nfs");
   EXPECT_EQ(trace->objects, (std::vector<std::string>{"aa01", "bb"}));
-  EXPECT_EQ(trace->others, 1U) << "the getattr; answers are no operations";
+  EXPECT_EQ(trace->others, 1U) << "the getattr; answers are not operations";
   ASSERT_EQ(trace->requests.size(), 2U);
   EXPECT_TRUE(trace->requests[0].write && trace->requests[0].offset == 0x4000 &&
               trace->requests[0].bytes == 0x2000);
@@ -136,7 +136,7 @@ TEST(Trace, MalformedLinesAreCountedAndNamed) {
   EXPECT_THAT(parse_trace("t", "version,time,op,size,lbn\n1,10,77,0,0\n", false).error().what,
               HasSubstr("there is no operation `77` of a disk"));
   EXPECT_THAT(parse_trace("t", "version,time,op,size,lbn\n1,10,2a,512,x\n", false).error().what,
-              HasSubstr("the block is no number"));
+              HasSubstr("the block is not a number"));
   EXPECT_THAT(parse_trace("t", "1.5 a b U C3 1 7 write off 0 count 1\n", false).error().what,
               HasSubstr("names no file handle"));
   EXPECT_THAT(parse_trace("t", "1.5 a b U X3 1 7 write fh 1 off 0 count 1\n", false).error().what,

@@ -40,9 +40,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        self.exit(
-            WRONG, f"{self.prog}: {printable(message)}; `{self.prog} --help` tells what it takes\n"
-        )
+        self.exit(WRONG, f"{self.prog}: {printable(message)}; see `{self.prog} --help`\n")
 
 
 def whole(least: int = 1, most: int = 1 << 40) -> Callable[[str], int]:
@@ -52,7 +50,7 @@ def whole(least: int = 1, most: int = 1 << 40) -> Callable[[str], int]:
         with contextlib.suppress(ValueError):
             if least <= (value := int(text)) <= most:
                 return value
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
 
     return parse
 
@@ -64,7 +62,7 @@ def number(least: float, most: float) -> Callable[[str], float]:
         with contextlib.suppress(ValueError):
             if least <= (value := float(text)) <= most and math.isfinite(value):
                 return value
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from {least:g} to {most:g}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to {most:g}")
 
     return parse
 

@@ -256,7 +256,7 @@ def test_damage_in_the_newest_leads_to_the_older_one_with_a_sentence(folder, tmp
         assert_same(other, expected)
         with (
             pytest.warns(UserWarning),
-            pytest.raises(errors.NotFound, match="no tier has a sound checkpoint of step 2"),
+            pytest.raises(errors.NotFound, match="no tier has an intact checkpoint of step 2"),
         ):
             ckpt.restore(model=other, step=2)
 
@@ -860,7 +860,7 @@ def test_a_restore_takes_what_is_saved_while_it_reads(folder):
 
         tier.names = then_goes
         other, other_opt = made()
-        with pytest.warns(UserWarning, match="step-000001.* is no checkpoint"):
+        with pytest.warns(UserWarning, match="step-000001.* is not a checkpoint"):
             assert reader.restore(model=other, optimizer=other_opt).step == 2
         assert_same(other, copied(model))
 
@@ -870,7 +870,7 @@ def test_a_save_that_cannot_begin_holds_no_step(folder, tmp_path, monkeypatch):
     model, opt = small_run(tmp_path / "run")
     small_steps(model, opt, 1)
     with checkpoints(folder) as ckpt:
-        with pytest.raises(errors.InvalidArgument, match="metric='high' is no number"):
+        with pytest.raises(errors.InvalidArgument, match="metric='high' is not a number"):
             ckpt.save(1, optimizer=opt, metric="high")
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", lambda self: {}["no thread"])

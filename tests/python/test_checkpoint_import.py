@@ -85,7 +85,7 @@ def test_what_cannot_be_taken_is_told(tmp_path):
     cut = tmp_path / "cut.safetensors"
     save_file({"w": torch.ones(2)}, cut)
     cut.write_bytes(cut.read_bytes()[:-1])
-    with pytest.raises(errors.Corruption, match="is no safetensors file"):
+    with pytest.raises(errors.Corruption, match="is not a safetensors file"):
         importing.read(cut)
 
 

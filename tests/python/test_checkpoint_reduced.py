@@ -249,7 +249,7 @@ def test_auto_decides_by_measured_rates(tmp_path, monkeypatch, caplog):
         assert "as it is: the store takes" in caplog.text
         rates[f"dir:{far}"] = 1.0
         ckpt._reduction.since[f"dir:{far}"] = 10
-        assert not copied(4), "a store that was slow once is measured anew"
+        assert not copied(4), "a store that was slow once is measured again"
         assert rates[f"dir:{far}"] > 1.0 and ckpt._reduction.since[f"dir:{far}"] == 0
     with pytest.raises(errors.InvalidArgument, match="reduce='much': give one of"):
         checkpoints(tmp_path / "other", reduce="much")

@@ -151,7 +151,7 @@ def test_bench_codec_tells_ours_beside_isal_and_a_copy(alone):
 def test_bench_codec_refuses_what_cannot_be():
     assert "a code of 30+3 chunks cannot be" in refused(1, "bench", "codec", "--code", "30+3")
     for code in ("6", "6+3x", "six"):
-        assert f"`{code}` is no code" in refused(1, "bench", "codec", "--code", code)
+        assert f"`{code}` is not a code" in refused(1, "bench", "codec", "--code", code)
     assert "more than half of this machine's memory" in refused(
         1, "bench", "codec", "--memory", "1000TiB"
     )
@@ -165,7 +165,7 @@ def test_what_is_not_there_is_named(store, tmp_path):
         assert "there is no store at" in refused(1, *words, tmp_path)
     assert "this works on a local store" in refused(1, "fsck", "memory:")
     (tmp_path / "text").write_text("no store" * 20_000)
-    assert "is no Stoker store" in refused(1, "ls", tmp_path / "text")
+    assert "is not a Stoker store" in refused(1, "ls", tmp_path / "text")
     target = tmp_path / "gone" / "x"
     assert str(target) in refused(1, "export", store, "w/1", target)
 
@@ -179,7 +179,7 @@ def test_probe_of_a_bad_folder_says_why(tmp_path):
     )
     for wrong in ("0", "nan", "inf", "601", "1x"):  # nan once ran for ever
         for words in (("probe", tmp_path), ("bench", "io")):
-            assert f"--seconds: `{wrong}` is no number from" in refused(
+            assert f"--seconds: `{wrong}` is not a number from" in refused(
                 2, *words, "--seconds", wrong
             )
 

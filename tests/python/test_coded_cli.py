@@ -134,7 +134,7 @@ def test_create_refuses_what_cannot_be(tmp_path: Path) -> None:
     )
     (tmp_path / "d0").mkdir(exist_ok=True)
     (tmp_path / "d0" / "stoker.shard").write_bytes(b"x" * 200_000)
-    assert "holds something that is no shard" in refused(
+    assert "holds something that is not a shard" in refused(
         1, "create", coded(tmp_path), *size, "--same-disk"
     )
     assert (tmp_path / "d0" / "stoker.shard").read_bytes() == b"x" * 200_000
@@ -213,7 +213,7 @@ def test_a_disk_whose_beginning_was_written_over_counts_as_lost_and_is_left_alon
     assert exported(store, tmp_path / "out") == expected(store)
     assert run("put", coded(store), "x/new", store / "in" / "big").returncode == 0
     assert (
-        f"'{store / 'd3'}' holds something that is no shard"
+        f"'{store / 'd3'}' holds something that is not a shard"
         in run("fsck", "--quick", coded(store)).stdout
     )
     assert "left as it is" in run("repair", coded(store)).stderr
@@ -412,7 +412,7 @@ def test_rates_are_part_of_the_composition(store: Path) -> None:
     assert json.loads(run("ls", quiet, "--json").stdout)["store"].startswith(
         "coded(4+2 scrub=0 repair=16777216 fold=16777216, "
     )
-    assert "is no option" in refused(1, "ls", coded(store).replace("4+2", "4+2 fast"))
+    assert "is not an option" in refused(1, "ls", coded(store).replace("4+2", "4+2 fast"))
 
 
 def test_who_has_the_store_open_is_told_what_the_scrub_found(store: Path) -> None:
@@ -455,7 +455,7 @@ def test_who_has_the_store_open_is_told_what_the_scrub_found(store: Path) -> Non
             "last": "",
         }
         for disk in range(6)
-    ], "what a scrub compares is no read"
+    ], "what a scrub compares is not a read"
     scrub = health["scrub"]
     assert (
         scrub["passes"] >= 1
@@ -544,8 +544,8 @@ def test_bench_coded_stands_beside_plain_files_and_plays_traces(tmp_path: Path) 
 
 
 def test_only_coded_stores_have_copies_to_repair_from(tmp_path: Path) -> None:
-    assert "is no coded store" in refused(1, "repair", tmp_path)
-    assert "is no coded store" in refused(1, "scrub", tmp_path)
+    assert "is not a coded store" in refused(1, "repair", tmp_path)
+    assert "is not a coded store" in refused(1, "scrub", tmp_path)
 
 
 def test_a_store_opened_with_replace_rebuilds_beside_its_work(store: Path, tmp_path: Path) -> None:

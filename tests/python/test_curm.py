@@ -309,13 +309,13 @@ def test_bad_input_is_a_sentence(traces, tmp_path):
     assert "needs at least as many nodes as chunks" in refused(
         1, "curm", "replay", traces[0], "--nodes", "8"
     )
-    assert "is no code" in refused(1, "curm", "replay", traces[0], "--code", "six")
+    assert "is not a code" in refused(1, "curm", "replay", traces[0], "--code", "six")
     assert "--scheme" in refused(2, "curm", "replay", traces[0], "--scheme", "raid")
     assert "there is no profile `x`" in refused(1, "curm", "generate", "x")
     (tmp_path / "tree.json").write_text(
         '{"nodes": [{"feature": "read_share", "threshold": 0, "left": 0, "right": 0}]}'
     )
-    assert "this is no class tree" in refused(
+    assert "this is not a class tree" in refused(
         1, "curm", "replay", traces[0], "--tree", tmp_path / "tree.json"
     )
     assert "cannot be written" in refused(

@@ -190,7 +190,7 @@ def test_indices_are_refused(tmp_path):
 def test_a_state_that_is_none(tmp_path, text):
     (tmp_path / "state.json").write_text(text)
     with stoker.open_store(f"dir:{tmp_path}") as store:
-        with pytest.raises(Corruption, match=r"state\.json is no state"):
+        with pytest.raises(Corruption, match=r"state\.json is not a state"):
             Arrow(store)
 
 
@@ -232,7 +232,7 @@ def test_every_cut_is_an_error(opened, file):
     whole = stream(pa.table({"x": list(range(30)), "t": ["ab"] * 30}), 10, file)
     opened(whole)
     for size in range(0, len(whole), 4):  # messages begin at multiples of 8
-        with pytest.raises(Corruption, match=r"one\.arrow is no whole Arrow stream or file"):
+        with pytest.raises(Corruption, match=r"one\.arrow is not a whole Arrow stream or file"):
             opened(whole[:size])
     with pytest.raises(Corruption):
         opened(whole + b"\0")

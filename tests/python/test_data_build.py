@@ -298,7 +298,7 @@ def test_a_finished_build_is_found_again_and_another_is_refused(
     before = contents(tmp_path / "o")
     assert run(*words) == 0 and "were there already" in capsys.readouterr().out
     assert run(*words, "--column", "other") == 1
-    assert "choose another OUT, or begin anew with --restart" in capsys.readouterr().err
+    assert "choose another OUT, or start again with --restart" in capsys.readouterr().err
     assert contents(tmp_path / "o") == before
     assert run(*words, "--heldout", "0.5", "--restart") == 0
     assert contents(tmp_path / "o") != before
@@ -339,12 +339,12 @@ def test_a_begun_build_of_other_inputs_is_refused(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b'{"text": "cut', "is no JSON"),
-        (b'{"text": "\xff\xfe"}', "is no JSON"),
-        (b"[1, 2]", "has no field 'text': it is no object"),
+        (b'{"text": "cut', "is not JSON"),
+        (b'{"text": "\xff\xfe"}', "is not JSON"),
+        (b"[1, 2]", "has no field 'text': it is not an object"),
         (b'{"body": "x", "id": 1}', "has no field 'text' but 'body', 'id'"),
-        (b'{"text": 7}', "'text' is no text but int"),
-        (b"[" * 100_000, "is no JSON"),
+        (b'{"text": 7}', "'text' is not text but int"),
+        (b"[" * 100_000, "is not JSON"),
     ],
 )
 def test_a_damaged_line_is_named_with_its_file_and_number(
@@ -365,7 +365,7 @@ def test_a_worker_tells_of_a_damaged_line_too(tokenizer, tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text("".join([*raw[:250], "nothing\n", *raw[250:]]))
     words = ("--tokenizer", tokenizer, "--shard", "4KiB", "--processes", 2)
     assert run(tmp_path / "bad.jsonl", tmp_path / "o", *words) == 1
-    assert f"{tmp_path}/bad.jsonl, line 251, is no JSON" in capsys.readouterr().err
+    assert f"{tmp_path}/bad.jsonl, line 251, is not JSON" in capsys.readouterr().err
 
 
 def test_empty_inputs(tokenizer, tmp_path, capsys):
@@ -457,7 +457,7 @@ def test_parquet_by_row_groups_and_columns(tokenizer, tmp_path, capsys):
     assert run(path, tmp_path / "o", "--tokenizer", tokenizer) == 1
     assert "has no column 'text' but 'id', 'body'" in capsys.readouterr().err
     assert run(path, tmp_path / "o", "--tokenizer", tokenizer, "--column", "id") == 1
-    assert "the column 'id' is no text but int" in capsys.readouterr().err
+    assert "the column 'id' is not text but int" in capsys.readouterr().err
     path.write_bytes(path.read_bytes()[:-9])
     assert run(path, tmp_path / "q", "--tokenizer", tokenizer) == 1
     assert f"{path} cannot be read" in capsys.readouterr().err

@@ -341,7 +341,7 @@ def test_columns_that_differ_from_the_shards_own_are_refused(folder):
 def test_other_files_are_no_index(tmp_path, text):
     (tmp_path / "index.json").write_text(text, encoding="latin-1")
     with stoker.open_store(f"dir:{tmp_path}") as store:
-        with pytest.raises(Corruption, match=r"index\.json is no index of MDS shards"):
+        with pytest.raises(Corruption, match=r"index\.json is not an index of MDS shards"):
             Mds(store)
         with pytest.raises(NotFound, match=r"elsewhere/index\.json"):
             Mds(store, "elsewhere")

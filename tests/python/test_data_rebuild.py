@@ -224,7 +224,7 @@ def test_a_folder_of_images_becomes_tar_files(tmp_path, capsys):
     (folder / "cats").mkdir(parents=True)
     for number in range(3):
         (folder / f"cats/a.{number}.jpg").write_bytes(photograph(number, 90, 70))
-    (folder / "note.txt").write_text("is no image")
+    (folder / "note.txt").write_text("is not an image")
     assert main(["build", str(folder), str(tmp_path / "out"), "--resize", "32"]) == 0
     got = samples_of(tmp_path / "out", ["images-00000.tar"])
     assert [each["__key__"] for each in got] == ["cats/a_0", "cats/a_1", "cats/a_2"]

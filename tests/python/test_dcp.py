@@ -78,7 +78,7 @@ def test_what_is_saved_comes_back_from_any_name(tmp_path):
     assert ckpt_cli.main(["verify", "--all", str(folder)]) == 0
     with pytest.raises(dcp.CheckpointException) as raised:
         load(f"{folder}/step-5", state_of(9))
-    assert "no sound checkpoint of step 5" in str(raised.value)
+    assert "no intact checkpoint of step 5" in str(raised.value)
     with pytest.raises(errors.InvalidArgument, match="names no step to save"):
         save(state_of(1), folder)
 

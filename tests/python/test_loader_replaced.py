@@ -47,7 +47,7 @@ def test_a_replaced_object_is_named_and_no_batch_has_both(s3, shuffle):
         assert (next(batches) == 1).all()
         put(store, "b.bin", tokens(2))  # of the same size
         rest, why = rest_of(batches)
-        assert "b.bin" in why and "open the data anew" in why
+        assert "b.bin" in why and "open the data again" in why
         assert all((batch == 1).all() for batch in rest)
         loader.close()
         again = Loader(source_of(store), batch=200, shuffle=False)

@@ -1293,14 +1293,14 @@ def test_sparse_gradients(offload):
 def test_amounts_of_memory_that_are_none_are_sentences(offload, tmp_path, amount):
     """Each names its argument."""
     with pytest.raises(
-        errors.InvalidArgument, match="^dram: .* is no amount of memory; give a whole number"
+        errors.InvalidArgument, match="^dram: .* is not an amount of memory; give a whole number"
     ):
         offload(tiny(), dram=amount)
-    with pytest.raises(errors.InvalidArgument, match="^dram: .* is no amount of memory"):
+    with pytest.raises(errors.InvalidArgument, match="^dram: .* is not an amount of memory"):
         stoker.build(tiny, store=tmp_path / "built", dram=amount)
     if amount is not None:
         with pytest.raises(
-            errors.InvalidArgument, match="^device_memory: .* is no amount of memory"
+            errors.InvalidArgument, match="^device_memory: .* is not an amount of memory"
         ):
             offload(tiny(), path="other", device_memory=amount)
 
@@ -1308,7 +1308,7 @@ def test_amounts_of_memory_that_are_none_are_sentences(offload, tmp_path, amount
 @pytest.mark.parametrize("seconds", [0, -1, 2.5, True, "300"])
 def test_a_patience_that_is_none_is_a_sentence(offload, tmp_path, seconds):
     sentence = (
-        "^stall_seconds: .* is no time to wait for a disk; give a whole number of seconds, at"
+        "^stall_seconds: .* is not a time to wait for a disk; give a whole number of seconds, at"
         " least 1"
     )
     with pytest.raises(errors.InvalidArgument, match=sentence):

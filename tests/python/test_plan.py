@@ -510,13 +510,13 @@ def header(content: str) -> bytes:
             header('{"a": {"dtype": "I64", "shape": [2, 2]}}'),
             "holds no weights, only integers",
         ),
-        ("config.json", b'{"model_type": "lla', "is no config"),
-        ("config.json", b'{"model_type": "no such model"}', "is no config"),
-        ("config.json", b'{"model_type": "llama", "hidden_size": "wide"}', "is no config"),
+        ("config.json", b'{"model_type": "lla', "is not a config"),
+        ("config.json", b'{"model_type": "no such model"}', "is not a config"),
+        ("config.json", b'{"model_type": "llama", "hidden_size": "wide"}', "is not a config"),
         (
             "config.json",
             b'{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 0}',
-            "is no config",
+            "is not a config",
         ),
     ],
 )

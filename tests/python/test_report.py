@@ -449,5 +449,5 @@ def test_metrics_are_sums_in_the_text_format():
 
 @pytest.mark.parametrize("address", ["", "x", "70000", "host:", "-1"])
 def test_a_wrong_address_for_metrics_is_a_sentence(address):
-    with pytest.raises(InvalidArgument, match="is no address for metrics"):
+    with pytest.raises(InvalidArgument, match="is not an address for metrics"):
         parse_address(address)

@@ -441,4 +441,4 @@ def test_odd_words_of_store_commands(small, tmp_path):
     source.mkdir()
     (source / "file").write_text("x")
     os.mkfifo(source / "pipe")
-    assert "left out 1 entries that are no files" in run("put", store, "new/", source).stderr
+    assert "left out 1 entries that are not files" in run("put", store, "new/", source).stderr

@@ -215,13 +215,14 @@ Result<Json> run(ReplayArguments& arguments) {
   STOKER_ASSIGN(options.chunk_bytes, parse_bytes(arguments.chunk));
   STOKER_ASSIGN(options.reserved_bytes, parse_bytes(arguments.reserve));
   if (options.chunk_bytes < 64 * kKiB || options.chunk_bytes > 4 * kMiB)
-    return fail(Code::invalid_argument, "a chunk of {} cannot be: from 64 KiB to 4 MiB",
+    return fail(Code::invalid_argument, "a chunk of {} is not possible: give 64 KiB to 4 MiB",
                 human_bytes(options.chunk_bytes));
   if (options.log_bytes < kMiB)
     return fail(Code::invalid_argument, "logs of {} are too small: give at least 1 MiB",
                 human_bytes(options.log_bytes));
   if (options.reserved_bytes < 4 * kKiB || options.reserved_bytes > options.chunk_bytes)
-    return fail(Code::invalid_argument, "a reserve of {} cannot be: from 4 KiB to a chunk",
+    return fail(Code::invalid_argument,
+                "a reserve of {} is not possible: give 4 KiB to the size of a chunk",
                 human_bytes(options.reserved_bytes));
   STOKER_ASSIGN(const ClassTree tree, tree_of(arguments.tree));
 

@@ -151,7 +151,9 @@ def model_width(text: str) -> int:
     """Heads are 64 wide."""
     value = whole(64, 1 << 16)(text)
     if value % 64:
-        raise argparse.ArgumentTypeError(f"{value} is no multiple of 64: try {value - value % 64}")
+        raise argparse.ArgumentTypeError(
+            f"{value} is not a multiple of 64: try {value - value % 64}"
+        )
     return value
 
 

@@ -49,9 +49,8 @@ Name::operator std::string_view() const {
 void check_process(const RuntimeHandle& runtime) {
   if (runtime.here()) return;
   raise(fail(Code::unsupported,
-             "this was opened by the process that forked this one, and works there alone: in a "
-             "DataLoader's worker, say, leave the model and its store to the parent, or open a "
-             "store to read only"));
+             "the parent process opened this, so it works there only. In a worker of a DataLoader, "
+             "leave the model and its store to the parent, or open another store read-only"));
 }
 
 Slice RuntimeHandle::slice(uintptr_t address, uint64_t bytes) {

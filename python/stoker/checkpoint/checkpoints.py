@@ -210,7 +210,7 @@ class Checkpoints:
         those through `.data`).
         """
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise InvalidArgument(f"step={step!r} is no number of a step")
+            raise InvalidArgument(f"step={step!r} is not a step number")
         self._check_open()
         left = self._grace.left if self._grace is not None else None
         model = _model_of(model, optimizer)
@@ -326,7 +326,7 @@ class Checkpoints:
         try:
             rated = None if metric is None else float(metric)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise InvalidArgument(f"metric={metric!r} is no number") from error
+            raise InvalidArgument(f"metric={metric!r} is not a number") from error
         writer = {
             "stoker": _core.__version__,
             "host": socket.gethostname(),
@@ -410,9 +410,9 @@ class Checkpoints:
                 runs.append(run)
         if len(runs) > 1:
             raise Unsupported(
-                f"{' and '.join(run.name for run in runs)} belong to {len(runs)} runs of"
-                " stoker.offload(), and a checkpoint holds one; give each run a stoker.Checkpoints"
-                " with a folder of its own"
+                f"{' and '.join(run.name for run in runs)} belong to {len(runs)} runs of "
+                f"stoker.offload(), but a checkpoint holds one. Give each run its own "
+                f"stoker.Checkpoints with its own folder"
             )
         for key, each in {
             **({"loader": loader} if loader is not None else {}),
@@ -549,8 +549,8 @@ class Checkpoints:
         if newest.step > name.step:
             self._told = True
             log.warning(
-                "%s holds step %d, which restore() takes rather than step %d of this run; remove"
-                " what is newer (stoker ckpt rm %s --after %d), or save to another folder",
+                "%s holds step %d, which is newer than step %d of this run: restore() will take "
+                "it. Remove newer ones (stoker ckpt rm %s --after %d), or save to another folder",
                 first.composition,
                 newest.step,
                 name.step,
@@ -762,7 +762,7 @@ class Checkpoints:
         if any(each["step"] != told[0]["step"] for each in told):
             wanted = ", ".join(str(each["step"] or "the newest") for each in told)
             raise Mismatch(
-                f"the ranks want the checkpoints of different steps ({wanted}); give all of them"
+                f"the ranks ask for checkpoints of different steps ({wanted}); give all of them"
                 " the same"
             )
         return told[0]["name"], told[0]["count"]
@@ -800,7 +800,7 @@ class Checkpoints:
             raise Corruption(f"there is no checkpoint that all ranks can read; the last: {passed}")
         if step is not None:
             raise NotFound(
-                f"no tier has a sound checkpoint of step {step}; `stoker ckpt ls` shows what"
+                f"no tier has an intact checkpoint of step {step}; `stoker ckpt ls` shows what"
                 " there is"
             )
         if any(tier.names() for tier in self._tiers):
@@ -808,8 +808,8 @@ class Checkpoints:
                 raise self._newer
             raise Corruption(
                 f"none of the checkpoints in {', '.join(tier.composition for tier in self._tiers)}"
-                " is sound, and what was given may hold parts of one; `stoker ckpt verify --all`"
-                " names the damage"
+                " is intact, and a failed restore may have changed some values; `stoker ckpt "
+                "verify --all` names the damage"
             )
 
     def readers(self, step: int | None = None) -> Any:
@@ -987,7 +987,9 @@ class Checkpoints:
 
     def _check_open(self) -> None:
         if not self._tiers:
-            raise InvalidArgument("these checkpoints are closed; make stoker.Checkpoints() anew")
+            raise InvalidArgument(
+                "this Checkpoints object is closed; make a new one with stoker.Checkpoints()"
+            )
 
     def close(self) -> None:
         """Waits for the save under way, brings the newest to all stores, closes them, and raises
@@ -1207,7 +1209,7 @@ def _drop(runs: list[Run]) -> None:
             if run.snapshot in run.store.info()["snapshots"]:
                 run.store.drop(run.snapshot, "deferred").wait()
         except StokerError as error:  # the checkpoint is as good without it
-            log.warning("a step that was copied keeps its name until the next save: %s", error)
+            log.warning("a step that was copied keeps its snapshot until the next save: %s", error)
         finally:
             run.read.set()
 
@@ -1223,7 +1225,7 @@ def _first(errors: list[str | None]) -> str:
 
 
 def _skipped(error: BaseException) -> None:
-    warnings.warn(f"a checkpoint is passed over: {error}", stacklevel=4)
+    warnings.warn(f"skipped a checkpoint: {error}", stacklevel=4)
 
 
 __all__ = ["Checkpoints", "Edited", "Handle", "Keep", "Restored"]

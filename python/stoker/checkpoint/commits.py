@@ -186,6 +186,7 @@ def check_newest(tier: Tier, gone: list[Name], ring: Ring, just: Name | None = N
         Reader(tier, just if just in kept else max(kept), ring, []).verify()
     except (Corruption, NotFound) as error:
         raise Corruption(
-            f"nothing is removed, as the newest checkpoint is damaged: {error}; remove its folder,"
-            " or copy it anew from another store"
+            f"no old checkpoint is removed, because the newest one is damaged: {error}; remove "
+            f"its folder,"
+            " or copy it again from another store"
         ) from error

@@ -90,7 +90,8 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         raise InvalidArgument(
-            f"it names {module}.{name}, which is not loaded: no checkpoint of DCP needs it"
+            f"it refers to {module}.{name}, which Stoker does not load: no checkpoint of DCP "
+            f"needs it"
         )
 
 
@@ -115,7 +116,7 @@ class _Chunk:
         except FileNotFoundError as error:
             raise NotFound(f"{self._file} is missing, which {METADATA} names") from error
         except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
-            raise Corruption(f"{where} is no tensor of torch.save: {error}") from error
+            raise Corruption(f"{where} is not a tensor of torch.save: {error}") from error
         if (
             not isinstance(tensor, torch.Tensor)
             or tuple(tensor.shape) != self.size
@@ -160,7 +161,7 @@ def read(folder: Path, key: str | None) -> dict[str, tuple[Spec, Source]]:
     except (InvalidArgument, Unsupported) as error:
         raise type(error)(f"{file}: {error}") from None
     except _BROKEN as error:
-        raise Corruption(f"{file} is damaged ({error}); fetch it anew") from None
+        raise Corruption(f"{file} is damaged ({error}); fetch it again") from None
 
 
 def _chosen(

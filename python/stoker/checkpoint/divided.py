@@ -148,8 +148,8 @@ class Divided:
                     )
         if self._moments.group and not self._alike:
             raise Mismatch(
-                f'{where} has moments="{self._moments.name}", whose elements share scales, and they'
-                " cannot be divided anew without loss; restore it with as many ranks as saved it"
+                f'{where} has moments="{self._moments.name}", whose elements share scales: other'
+                " ranks cannot divide them without loss. Restore it with as many ranks as saved it"
                 f" ({len(self._shares)})"
             )
 

@@ -25,7 +25,8 @@ class Grace:
             )
         if threading.current_thread() is not threading.main_thread():
             raise InvalidArgument(
-                "grace= handles SIGTERM, which only the main thread can; make the Checkpoints there"
+                "grace= handles SIGTERM, which only the main thread can do; make the Checkpoints "
+                "there"
             )
         self._seconds = seconds
         self._until: float | None = None

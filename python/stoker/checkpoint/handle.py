@@ -41,8 +41,8 @@ class Handle:
             raise self._error
         if what in self._passed:
             raise NotFound(
-                f'step {self.step} was not copied to {what}: with every="auto" a store gets as many'
-                " copies as pay; close() brings it the newest"
+                f'step {self.step} was not copied to {what}: with every="auto" a store gets only'
+                " as many copies as are worth their cost; close() copies the newest"
             )
 
     def event(self, what: str) -> threading.Event:

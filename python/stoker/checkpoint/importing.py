@@ -74,7 +74,7 @@ def _files_of(folder: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         sources = [folder / Path(name).name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corruption(f"{index} is damaged ({error}): fetch it anew") from error
+        raise Corruption(f"{index} is damaged ({error}): fetch it again") from error
     for source in sources:
         if not source.exists():
             raise NotFound(f"{source} is missing, which {index.name} names: fetch it too")
@@ -92,7 +92,7 @@ class _File:
     def read(self, at: int, into: memoryview) -> None:
         while into:
             if (count := os.preadv(self._file.fileno(), [into], at)) == 0:
-                raise Corruption(f"{self.path} was cut while it was read: fetch it anew")
+                raise Corruption(f"{self.path} was cut while it was read: fetch it again")
             at, into = at + count, into[count:]
 
 

@@ -222,7 +222,7 @@ class Manifest:
             _rule(math.prod(each.shape) * dtype.itemsize == each.bytes, f"bytes of {each.name}")
         _rule(_number(self.step) and _number(self.attempt), "step and attempt")
         for each in (self.aliases, self.objects, self.offloaded, self.writer, self.sharded):
-            _rule(isinstance(each, dict), "members that are no objects")
+            _rule(isinstance(each, dict), "members that are not objects")
         _rule(all(isinstance(name, str) for name in self.aliases.values()), "aliases")
         _rule(_real(self.created) and 0 <= self.created < 1 << 40, "created")
         _rule(self.metric is None or _real(self.metric), "metric")

@@ -131,7 +131,7 @@ def _fill(
     if width == 0:
         ctypes.memmove(address, theirs.address, n)
     elif _core.reduce(theirs.address, size, address) != (n, width):
-        raise StokerError("a chunk was reduced to other bytes the second time; copy it anew")
+        raise StokerError("a chunk was reduced to other bytes the second time; copy it again")
     made.append(Stored(_core.xxh3_128(address, n), at, n, width))
 
 

@@ -30,11 +30,11 @@ class Keep:
             )
         if self.every_steps is not None and self.every_steps < 1:
             raise InvalidArgument(
-                f"every_steps={self.every_steps} is no number of steps; give 1 or more"
+                f"every_steps={self.every_steps} is not a number of steps; give 1 or more"
             )
         if self.every_seconds is not None and not self.every_seconds > 0:
             raise InvalidArgument(
-                f"every_seconds={self.every_seconds} is no time; give more than 0"
+                f"every_seconds={self.every_seconds} is not a time; give more than 0"
             )
         if self.best < 0 or self.mode not in ("min", "max"):
             raise InvalidArgument(

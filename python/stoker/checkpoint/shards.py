@@ -70,7 +70,7 @@ def mine(name: str, tensor: torch.Tensor) -> Rectangle:
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise Unsupported(f"{name} lies on a mesh that this rank is no part of")
+        raise Unsupported(f"{name} lies on a mesh that this rank is not part of")
     found = _rectangle(tuple(tensor.shape), tensor.placements, mesh.mesh.shape, coordinate)
     if tuple(tensor._local_tensor.shape) != found.size:
         raise Unsupported(

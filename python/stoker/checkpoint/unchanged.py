@@ -89,6 +89,6 @@ class Before:
         try:
             self._tier.store.copy(there, f"{name}/{to}")
         except (Conflict, NotFound) as error:  # somebody removes the checkpoint before
-            log.info("%s is written anew: %s", file, error)
+            log.info("%s is written again: %s", file, error)
             return None
         return taken

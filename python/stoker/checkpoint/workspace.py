@@ -169,7 +169,9 @@ class Tier:
         try:
             data = self.store.read_bytes(f"{name}/{MANIFEST}")
         except NotFound:
-            raise NotFound(f"{self.where(name)} is no checkpoint: it has no {MANIFEST}") from None
+            raise NotFound(
+                f"{self.where(name)} is not a checkpoint: it has no {MANIFEST}"
+            ) from None
         except IoError as error:  # as damage: others may be sound
             raise Corruption(f"{self.where(name)}: {MANIFEST} cannot be read: {error}") from error
         made = Manifest.parse(data, self.where(name))

@@ -148,7 +148,7 @@ class _Stores:
         manifests = [each for each in sound(tier) if step is None or each.step == step]
         if not manifests:
             which = "" if step is None else f" of step {step}"
-            raise NotFound(f"{tier.composition} holds no sound checkpoint{which}")
+            raise NotFound(f"{tier.composition} holds no intact checkpoint{which}")
         return max(each.name for each in manifests)
 
     def reader(self, store: str, step: int | None) -> Reader:
@@ -344,7 +344,7 @@ def _cp(args: argparse.Namespace, stores: _Stores) -> int:
     there = name in to.names()
     if there and args.reduce and args.reduce != (is_there := _how(to.manifest(name))):
         raise InvalidArgument(
-            f"{to.where(name)} is there already, with --reduce {is_there}; to copy it anew, remove"
+            f"{to.where(name)} is there already, with --reduce {is_there}; to copy it again, remove"
             f" it first: stoker ckpt rm {args.to} --step {name.step}"
         )
     with _bar(source.manifest(name).bytes, "copy") as bar:

@@ -128,11 +128,12 @@ def _files(store: _core.Store, state: dict[str, Any]) -> list[Any]:
         chosen = about.get("_indices_data_files") or about.get("_indices_files")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corruption(
-            f"{key} is no state of a data set ({error}): save the data set anew"
+            f"{key} is not a state of a data set ({error}): save the data set again"
         ) from error
     if chosen:
         raise InvalidArgument(
-            f"{key} chooses rows by an array of indices: call flatten_indices() and save it anew"
+            f"{key} chooses rows by an array of indices: call flatten_indices(), then save the "
+            f"data set again"
         )
     if not files:
         raise NotFound(f"{key} names no data file: there is nothing to read")
@@ -160,15 +161,15 @@ def arrow_index(store: _core.Store, found: dict[str, Any]) -> Index:
                 raise ValueError(f"a message of kind {kind} where record batches belong")
             if head.table(3) is not None:
                 raise InvalidArgument(
-                    f"{key} has compressed record batches, so no row can be read by itself: write "
-                    "it without compression"
+                    f"{key} has compressed record batches, so single rows cannot be read: write "
+                    f"it without compression"
                 )
             parts.append(_batch(reading, fields, head, body))
     except InvalidArgument:
         raise
     except ValueError as error:
         raise Corruption(
-            f"{key} is no whole Arrow stream or file ({error}): fetch or write it anew"
+            f"{key} is not a whole Arrow stream or file ({error}): fetch or write it again"
         ) from error
     about = {name: found[name] for name in ("key", "bytes", "tag")}
     rows = sum(part.rows for part in parts)
@@ -319,8 +320,8 @@ def _field(table: Table, above: str, depth: int, made: list[str]) -> Field:
 
 def refused(name: str, what: str) -> InvalidArgument:
     return InvalidArgument(
-        f"column '{name}' is of the type {what}, which is not read: cast it to numbers, text, "
-        "binary or lists of numbers, or leave it out (remove_columns)"
+        f"column '{name}' is of the type {what}, which the loader does not support. Cast it to "
+        f"numbers, text, binary or lists of numbers, or remove it (remove_columns)"
     )
 
 
@@ -515,8 +516,8 @@ def _values(walk: _Walk, field: Field, count: int, least: int, valid: np.ndarray
             items = items.reshape(count, -1).all(1) | ~valid
         if not items.all():
             raise InvalidArgument(
-                f"column '{field.name}' has None inside of its lists, which no tensor holds: fill "
-                "or drop these"
+                f"column '{field.name}' has None inside its lists, which a tensor cannot hold: "
+                f"fill or drop these"
             )
     return walk.buffer(least)[0]
 
@@ -542,7 +543,7 @@ class Cells:
             except ValueError as error:
                 raise Corruption(
                     f"sample {number} is damaged: its column '{column['name']}' cannot be read "
-                    f"({error}); fetch that object anew"
+                    f"({error}); fetch that object again"
                 ) from error
         return sample
 

@@ -250,8 +250,8 @@ def _finished(out: _core.Store, key: str) -> dict[str, Any] | None:
     index = index_of(out)
     if index["key"] != key:
         raise AlreadyExists(
-            "OUT has tokens of other inputs, of another tokenizer or by other options: "
-            "choose another OUT, or begin anew with --restart"
+            "OUT has tokens of other inputs, another tokenizer or other options: "
+            "choose another OUT, or start again with --restart"
         )
     check_finished(out, index["shards"])
     return index
@@ -263,7 +263,7 @@ def _begun(out: _core.Store, plan: dict[str, Any], description: str) -> dict[int
     if before is None:
         if any(each["key"].endswith(".tokens") for each in out.list()):
             raise AlreadyExists(
-                "OUT has token files of something else: choose another OUT, or begin anew with "
+                "OUT has token files of something else: choose another OUT, or start again with "
                 "--restart"
             )
         _put(out, TOKENIZER, description.encode())
@@ -273,8 +273,8 @@ def _begun(out: _core.Store, plan: dict[str, Any], description: str) -> dict[int
         names = {"key": "inputs, tokenizer or options", "versions": "versions of packages"}
         what = [names.get(each, each) for each in plan if before.get(each) != plan[each]]
         raise Mismatch(
-            f"OUT has a build that was begun with other {' and '.join(what)}: finish it as it was "
-            "begun, choose another OUT, or begin anew with --restart"
+            f"OUT has an unfinished build with other {' and '.join(what)}: finish that build as "
+            f"it was begun, choose another OUT, or start again with --restart"
         )
     return {
         about["number"]: about
@@ -444,9 +444,9 @@ def _by_workers(job: _Job, todo: Sequence[int], count: int, told: Callable[[int]
                 except (EOFError, OSError):
                     pipes[pipe].join(10)
                     raise StokerError(
-                        "a process that tokenises ended unexpectedly (exit status "
-                        f"{pipes[pipe].exitcode}; -9 most often means that memory ran out): run "
-                        "the same command again, with fewer --processes or a smaller --shard"
+                        "a tokenizer process ended unexpectedly (exit status "
+                        f"{pipes[pipe].exitcode}; -9 usually means that memory ran out). Run the "
+                        f"same command again, with fewer --processes or a smaller --shard"
                     ) from None
                 if kind == "told":
                     told(what)

@@ -120,11 +120,11 @@ class Index:
             if now is None:
                 raise NotFound(
                     f"the index names '{each['key']}', which is not in the store: "
-                    "open the store that was indexed, or make the index anew"
+                    "open the store that was indexed, or make the index again"
                 )
             if (now["bytes"], now["tag"]) != (each["bytes"], each["tag"]):
                 raise Mismatch(
-                    f"'{each['key']}' was changed since it was indexed: make the index anew"
+                    f"'{each['key']}' was changed since it was indexed: make the index again"
                 )
 
 
@@ -178,7 +178,7 @@ def _extensions(parts: Sequence[Index]) -> dict[str, int]:
         for each in part.extensions:
             numbers.setdefault(each, len(numbers))
     if len(numbers) >= 1 << 16:
-        raise InvalidArgument(f"there are {len(numbers)} extensions; 65,535 are the most")
+        raise InvalidArgument(f"there are {len(numbers)} extensions; at most 65,535 are supported")
     return numbers
 
 
@@ -283,7 +283,7 @@ def _crc32c(data: bytes) -> int:
 def read(path: str | os.PathLike[str]) -> Index:
     """Maps an index. Corruption for one that is cut or damaged, Mismatch for another version."""
     path = Path(path)
-    damaged = Corruption(f"the index {path} is cut or damaged: make it anew")
+    damaged = Corruption(f"the index {path} is cut or damaged: make it again")
     try:
         whole = np.memmap(path, np.uint8, "r")
     except ValueError:  # an empty file
@@ -295,13 +295,15 @@ def read(path: str | os.PathLike[str]) -> Index:
         _HEADER.unpack(head)
     )
     if magic != MAGIC:
-        raise InvalidArgument(f"{path} is no index of a data set: `stoker data index` makes one")
+        raise InvalidArgument(
+            f"{path} is not an index of a data set: `stoker data index` makes one"
+        )
     if crc != _crc32c(head[:-4]) or size != len(whole):
         raise damaged
     if version not in (VERSION, PACKED_VERSION) or kind not in KINDS:
         raise Mismatch(
             f"the index {path} is of version {version}, kind {kind}, which this Stoker does not "
-            "know: use a newer one, or make the index anew"
+            "know: use a newer one, or make the index again"
         )
     at = 128
 

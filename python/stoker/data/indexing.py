@@ -46,7 +46,9 @@ def of_objects(store: _core.Store, objects: Sequence[dict[str, Any]], kind: int)
             names += name.encode()
             name_ends.append(len(names))
     if len(extensions) >= 1 << 16:
-        raise InvalidArgument(f"there are {len(extensions)} extensions; 65,535 are the most")
+        raise InvalidArgument(
+            f"there are {len(extensions)} extensions; at most 65,535 are supported"
+        )
     object_, extension, offset, size = np.array(rows, np.uint64).reshape(-1, 4).T
     return Index(
         kind,
@@ -98,7 +100,7 @@ def build(
     that was ended goes on from there. crcs: gives the CRCs of all parts. done: told each object.
     Memory: that of the largest object's index."""
     if not objects:
-        raise NotFound("there is nothing to index: no object has such a name")
+        raise NotFound("there is nothing to index: no object has a name of this kind")
     folder = out.with_name(out.name + ".parts")
     folder.mkdir(parents=True, exist_ok=True)
     parts = _Parts([folder / f"{number:08d}" for number in range(len(objects))])

@@ -288,7 +288,7 @@ class Loader:
             raise InvalidArgument(
                 "the saved data position belongs to other samples, or to another order of them. "
                 "Give this loader the data, the weights and `shuffle` of the run that saved it, "
-                "or start the data anew without this state"
+                "or start the data again without this state"
             )
         self._go_to(state["position"])
 

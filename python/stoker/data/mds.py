@@ -112,14 +112,14 @@ def packed_shards(
             kind = packed.partition(":")[0] if packed else ""
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise Corruption(
-                f"{key} does not say what shard {number} is ({error}): fetch or write it anew"
+                f"{key} does not say what shard {number} is ({error}): fetch or write it again"
             ) from error
         if not (_is_count(raw.get("bytes")) and _is_name(name) and _is_name(source)):
-            raise Corruption(f"{key} says of shard {number} what cannot be: fetch it anew")
+            raise Corruption(f"{key} has impossible values for shard {number}: fetch it again")
         if kind not in ("", "gz", "bz2", "br", "zstd"):
             raise InvalidArgument(
-                f"{folder}{source} is compressed with {packed!r}, which is not unpacked here: "
-                "write the shards with zstd, gz, bz2 or br"
+                f"{folder}{source} is compressed with {packed!r}, which Stoker cannot unpack: "
+                f"write the shards with zstd, gz, bz2 or br"
             )
         if folder + source not in objects:
             if folder + name not in objects:
@@ -143,7 +143,7 @@ def _said(store: _core.Store, key: str, objects: dict[str, Any]) -> list[Any]:
     """What an index.json says of each shard, not yet judged."""
     size = objects[key]["bytes"]
     if size > _INDEX_MOST:
-        raise Corruption(f"{key} has {size} bytes: that is no index of MDS shards")
+        raise Corruption(f"{key} has {size} bytes: that is not an index of MDS shards")
     try:
         about = json.loads(bytes(store.read_bytes(key, 0, size)))
         version, named = about["version"], about["shards"]
@@ -151,7 +151,7 @@ def _said(store: _core.Store, key: str, objects: dict[str, Any]) -> list[Any]:
             raise ValueError(f"version {version!r}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corruption(
-            f"{key} is no index of MDS shards of version 2 ({error}): fetch or write it anew"
+            f"{key} is not an index of MDS shards of version 2 ({error}): fetch or write it again"
         ) from error
     return named
 
@@ -166,18 +166,19 @@ def _shard(
         packed = said.get("compression")
     except (KeyError, TypeError, AttributeError) as error:
         raise Corruption(
-            f"{index} does not say what shard {number} is ({error}): fetch or write it anew"
+            f"{index} does not say what shard {number} is ({error}): fetch or write it again"
         ) from error
     if form != "mds":
         raise InvalidArgument(
-            f"{index} names shards of the format {form!r}: only 'mds' has samples that can be read "
-            "one by one; write them with MDSWriter"
+            f"{index} names shards of the format {form!r}: only samples of 'mds' can be read one "
+            f"by one; write them with MDSWriter"
         )
     columns = _columns(f"{index}, shard {number}", *lists)
     if not (_is_count(samples) and _is_count(size) and _is_name(name)):
         raise Corruption(
-            f"{index} says of shard {number} what cannot be ({samples!r} samples, {size!r} bytes, "
-            f"named {name!r}): fetch or write it anew"
+            f"{index} has impossible values for shard {number} ({samples!r} samples, {size!r} "
+            f"bytes, "
+            f"named {name!r}): fetch or write it again"
         )
     key = folder + name
     if key not in objects:
@@ -188,7 +189,7 @@ def _shard(
     if objects[key]["bytes"] != size:
         raise Corruption(
             f"{key} has {objects[key]['bytes']} bytes, but {index} names {size}: it was cut or "
-            "replaced; fetch or write it anew"
+            "replaced; fetch or write it again"
         )
     return {**objects[key], "samples": samples, "columns": columns}
 
@@ -203,8 +204,8 @@ def _packed(
     kind = OF_MDS.get(how.partition(":")[0])
     if kind is None:
         raise InvalidArgument(
-            f"{folder}{source} is compressed with {how!r}, which only `stoker data build STORE OUT "
-            f"--unpack` undoes: unpack it to '{folder}{name}', or write it with zstd or gz"
+            f"{folder}{source} is compressed with {how!r}, which only `stoker data build STORE "
+            f"OUT --unpack` can unpack: unpack it to '{folder}{name}', or write it with zstd or gz"
         )
     if not _is_name(source) or folder + source not in objects:
         raise NotFound(
@@ -232,14 +233,14 @@ def _columns(where: str, names: Any, encodings: Any, sizes: Any) -> list[dict[st
         and all(each is None or _is_count(each) for each in sizes)
         and len(set(names)) == len(names)
     ):
-        raise Corruption(f"{where}: its columns cannot be; fetch or write it anew")
+        raise Corruption(f"{where}: its columns are impossible; fetch or write it again")
     columns = []
     for name, encoding, size in zip(names, encodings, sizes, strict=True):
         _, fixed = decoder(name, encoding)
         if (size or 0) != fixed:
             raise Corruption(
                 f"{where}: column '{name}' has {size} bytes, but '{encoding}' has "
-                f"{fixed or 'no fixed size'}; fetch or write it anew"
+                f"{fixed or 'no fixed size'}; fetch or write it again"
             )
         columns.append({"name": name, "encoding": encoding, "bytes": fixed})
     return columns
@@ -256,7 +257,7 @@ def shard_index(store: _core.Store, shard: dict[str, Any]) -> Index:
     first = 4 + 4 * (samples + 1)  # behind the offsets
 
     def damaged(why: str) -> Corruption:
-        return Corruption(f"{key} is damaged or cut: {why}; fetch or write it anew")
+        return Corruption(f"{key} is damaged or cut: {why}; fetch or write it again")
 
     if first > size:
         raise damaged(f"it has no room for the offsets of {samples} samples")
@@ -321,8 +322,8 @@ def decoder(name: str, encoding: str) -> tuple[Decode, int]:
     kind, _, settings = encoding.partition(":")
     if kind == "pkl":
         raise InvalidArgument(
-            f"column '{name}' is pickled: to load it would run code of whoever wrote it. Write it "
-            "as 'json', 'ndarray' or 'bytes' instead"
+            f"column '{name}' is pickled, and loading a pickle can run code of its author. Write "
+            f"it as 'json', 'ndarray' or 'bytes' instead"
         )
     if kind == "ndarray":
         return _array_decoder(name, settings)
@@ -342,8 +343,8 @@ def decoder(name: str, encoding: str) -> tuple[Decode, int]:
     }
     if encoding not in texts:
         raise InvalidArgument(
-            f"column '{name}' is of the type '{encoding}', which is not read: write it as 'bytes', "
-            "'jpeg', 'ndarray', 'json', or a number"
+            f"column '{name}' is of the type '{encoding}', which the loader does not support: "
+            f"write it as 'bytes', 'jpeg', 'ndarray', 'json', or a number"
         )
     make = texts[encoding]
     return lambda raw: make(raw.tobytes().decode()), 0
@@ -353,7 +354,7 @@ def _decimal(text: str) -> Decimal:
     try:
         return Decimal(text)
     except ArithmeticError as error:
-        raise ValueError(f"{text!r} is no decimal number") from error
+        raise ValueError(f"{text!r} is not a decimal number") from error
 
 
 def _array_decoder(name: str, settings: str) -> tuple[Decode, int]:
@@ -363,15 +364,17 @@ def _array_decoder(name: str, settings: str) -> tuple[Decode, int]:
     known = not kind or kind in _NUMBERS
     if not known or (shape is not None and (len(shape) != sides.count(",") + 1 or 0 in shape)):
         raise InvalidArgument(
-            f"column '{name}' is of the type 'ndarray:{settings}', which cannot be: write its "
-            "index.json anew"
+            f"column '{name}' is of the type 'ndarray:{settings}', which does not exist: write "
+            f"its index.json again"
         )
     if shape is not None:
         size = np.dtype(kind).itemsize
         for side in shape:
             size *= side
         if size >= 1 << 32:
-            raise InvalidArgument(f"column '{name}' has arrays of {size} bytes; 2^32 are the most")
+            raise InvalidArgument(
+                f"column '{name}' has arrays of {size} bytes; at most 2^32 are supported"
+            )
         return lambda raw: _tensor(raw, kind, shape), size
     return lambda raw: _array(raw, kind), 0
 
@@ -381,7 +384,7 @@ def _array(raw: np.ndarray, kind: str) -> torch.Tensor:
     at = 0
     if not kind:
         if len(raw) == 0 or int(raw[0]) not in _ARRAY_TYPES:
-            raise ValueError("an array of a type that there is not")
+            raise ValueError("an array of an unknown type")
         kind, at = _ARRAY_TYPES[int(raw[0])], 1
     if len(raw) == at:
         raise ValueError("an array without a shape")
@@ -422,6 +425,6 @@ class Records:
             except (ValueError, RecursionError) as error:
                 raise Corruption(
                     f"sample {number} is damaged: its column '{name}' cannot be read ({error}); "
-                    "fetch that shard anew"
+                    "fetch that shard again"
                 ) from error
         return sample

@@ -25,8 +25,8 @@ def kind_of_tar(key: str) -> str:
     ending = found[1].rpartition(".")[2]
     if ending not in OF_NAMES:
         raise InvalidArgument(
-            f"{key} is compressed with {ending}, which only `stoker data build STORE OUT --unpack` "
-            "undoes: unpack it, or write it with gzip or zstd"
+            f"{key} is compressed with {ending}, which only `stoker data build STORE OUT "
+            f"--unpack` can unpack: unpack it, or write it with gzip or zstd"
         )
     return OF_NAMES[ending]
 
@@ -43,12 +43,12 @@ class Unpacked:
             self._data = _core.unpack(packed, kind, _MOST if known is None else known)
         except Corruption as error:
             raise Corruption(
-                f"'{key}' cannot be unpacked ({error}); fetch that object anew"
+                f"'{key}' cannot be unpacked ({error}); fetch that object again"
             ) from error
         if known is not None and len(self._data) != known:
             raise Corruption(
                 f"'{key}' unpacks to {len(self._data)} bytes, and should have {known}; fetch that "
-                "object anew"
+                "object again"
             )
         self.bytes = len(self._data)
 

@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--skip", action="append", default=[], help="a folder name to leave out; may be repeated"
     )
-    parser.add_argument("--rebuild", action="store_true", help="build anew even if it is there")
+    parser.add_argument("--rebuild", action="store_true", help="build again even if it is there")
     args = parser.parse_args(argv)
     _end_with_the_parent()
     try:

@@ -186,8 +186,8 @@ def _finished(out: _core.Store, found: dict[str, Any], key: str) -> dict[str, An
         raise Mismatch(f"{ABOUT} is of version {found.get('version')}: use a newer Stoker")
     if found["key"] != key:
         raise AlreadyExists(
-            "OUT was built of other inputs or by other options: choose another OUT, or begin anew "
-            "with --restart"
+            "OUT was built from other inputs or with other options: choose another OUT, or start "
+            "again with --restart"
         )
     check_finished(out, found["objects"])
     return found
@@ -210,8 +210,9 @@ def _begun(
         return {}
     if before != plan:
         raise Mismatch(
-            "OUT has a build that was begun with other inputs, other options or another version of "
-            "Stoker: finish it as it was begun, choose another OUT, or begin anew with --restart"
+            "OUT has an unfinished build with other inputs, other options or another version of "
+            "Stoker. Finish that build as it was begun, choose another OUT, or start again with "
+            "--restart"
         )
     return {about["number"]: about for about in facts_of(out) if is_there(out, about)}
 
@@ -294,13 +295,13 @@ def _copying(
         if raw is not None and file.tell() != raw["bytes"]:
             raise Corruption(
                 f"{key} unpacks to {file.tell()} bytes, but its index.json names {raw['bytes']}: "
-                "fetch or write it anew"
+                "fetch or write it again"
             )
         for name, each in digest.items():
             if each.hexdigest() != raw["hashes"][name]:
                 raise Corruption(
                     f"{key} unpacks to other bytes than its index.json names ({name}): fetch or "
-                    "write it anew"
+                    "write it again"
                 )
         return {"of": key}
 
@@ -317,7 +318,7 @@ def _more(opened: Any, key: str) -> bytes:
 
 
 def _damaged(key: str, why: object) -> Corruption:
-    return Corruption(f"{key} is damaged or cut, so it cannot be unpacked ({why}): fetch it anew")
+    return Corruption(f"{key} is damaged or cut, so it cannot be unpacked ({why}): fetch it again")
 
 
 def _unpacked(reading: _Reading, key: str, kind: str) -> Any:

@@ -375,23 +375,23 @@ def _tokens_of(store: _core.Store, key: str, dtype: str | None, split: str) -> A
         array = _npy(store, key)
         if array.shape or array.dtype.kind not in "iu":
             raise InvalidArgument(
-                f"{key} is no array of one dimension of integers, so it holds no tokens; "
+                f"{key} is not an array of one dimension of integers, so it holds no tokens; "
                 "use Rows for it"
             )
     else:
         size = store.stat(key)["bytes"]
         kind = np.dtype(dtype).newbyteorder("<") if dtype else _megatron_type(store, key)
         if kind.kind not in "iu":
-            raise InvalidArgument(f"tokens are integers, so dtype={dtype!r} cannot be theirs")
+            raise InvalidArgument(f"tokens are integers, so dtype={dtype!r} cannot be right")
         if size % kind.itemsize:
             raise Corruption(
-                f"{key} has {size} bytes, which is no multiple of the {kind.itemsize} of a token: "
-                "it was cut, or it is of another type"
+                f"{key} has {size} bytes, which is not a multiple of the {kind.itemsize} of a "
+                f"token: it was cut, or has another type"
             )
         array = Array(key, 0, size // kind.itemsize, kind)
     if array.dtype.itemsize == 8 and array.dtype.kind == "u":
         raise InvalidArgument(
-            f"{key} holds uint64, which torch has no room for: write it with a smaller type"
+            f"{key} holds uint64, which torch does not support: write it with a smaller type"
         )
     return array
 
@@ -413,26 +413,26 @@ def _megatron_type(store: _core.Store, key: str) -> np.dtype:
     index = key.removesuffix(".bin") + ".idx"
     if not key.endswith(".bin") or not store.exists(index):
         raise InvalidArgument(
-            f'nobody says of what type the tokens of {key} are: give dtype="uint16" '
-            f"(or what it is), or put {index} beside it"
+            f'the type of the tokens of {key} is unknown: give dtype= ("uint16", for example),'
+            f" or put {index} beside it"
         )
     raw = store.read_bytes(index, 0, min(_INDEX.size, store.stat(index)["bytes"]))
     if len(raw) < _INDEX.size:
-        raise Corruption(f"the index {index} is cut after {len(raw)} bytes: make it anew")
+        raise Corruption(f"the index {index} is cut after {len(raw)} bytes: make it again")
     magic, version, code, sequences, _ = _INDEX.unpack(raw)
     if magic != _INDEX_BEGINS or version != 1:
         raise Corruption(
-            f"{index} is no index of Megatron of version 1: make it anew, or give dtype="
+            f"{index} is not an index of Megatron of version 1: make it again, or give dtype="
         )
     if code not in _INDEX_TYPES:
         raise InvalidArgument(
-            f"the tokens of {key} are of a type that holds no integers (code {code})"
+            f"the tokens of {key} have a type that is not an integer (code {code})"
         )
     kind = np.dtype(_INDEX_TYPES[code])
     if store.stat(index)["bytes"] < _INDEX.size + 12 * sequences:
         raise Corruption(
-            f"the index {index} is cut: it names {sequences} sequences and has no room for them; "
-            "make it anew"
+            f"the index {index} is cut: it is too short for its {sequences} sequences; make it "
+            f"again"
         )
     sizes = (
         np.frombuffer(store.read_bytes(index, _INDEX.size, 4 * sequences), "<i4")
@@ -461,7 +461,7 @@ def _npy(store: _core.Store, key: str) -> Array:
     except (ValueError, KeyError, EOFError) as error:
         raise Corruption(
             f"{key} does not begin as a .npy file of version 1 or 2 does ({error}): "
-            "write it anew with numpy.save"
+            "write it again with numpy.save"
         ) from error
     if dtype.hasobject or dtype.names or not shape or (fortran and len(shape) > 1):
         raise InvalidArgument(

@@ -60,7 +60,7 @@ def members(store: _core.Store | Unpacked, key: str, size: int) -> Iterator[Memb
                     continue
                 if member.offset_data + member.size > size:
                     raise Corruption(
-                        f"{key} is cut inside of '{member.name}': fetch or write it anew"
+                        f"{key} is cut inside of '{member.name}': fetch or write it again"
                     )
                 folder, _, base = member.name.rpartition("/")
                 stem, _, extension = base.partition(".")
@@ -73,8 +73,8 @@ def members(store: _core.Store | Unpacked, key: str, size: int) -> Iterator[Memb
                         yield sample
                     if name in seen:
                         raise InvalidArgument(
-                            f"the parts of sample '{name}' do not stand together in {key}: "
-                            "sort its members by name"
+                            f"the parts of sample '{name}' are not next to each other in {key}: "
+                            f"sort its members by name"
                         )
                     seen.add(name)
                     sample = Member(name)
@@ -87,9 +87,11 @@ def members(store: _core.Store | Unpacked, key: str, size: int) -> Iterator[Memb
             end = tar.offset
         if end + 512 > size or store.read_bytes(key, end, 512).strip(b"\0"):
             raise Corruption(
-                f"{key} is cut or damaged at byte {end} of {size}: fetch or write it anew"
+                f"{key} is cut or damaged at byte {end} of {size}: fetch or write it again"
             )
     except tarfile.TarError as error:
-        raise Corruption(f"{key} is no whole tar file ({error}): fetch or write it anew") from error
+        raise Corruption(
+            f"{key} is not a whole tar file ({error}): fetch or write it again"
+        ) from error
     if sample is not None:
         yield sample

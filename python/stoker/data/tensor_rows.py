@@ -50,13 +50,13 @@ def tensors_of(
         if not each.spec.shape or 0 in each.spec.shape[1:]:
             raise InvalidArgument(
                 f"'{each.spec.name}' of {key} has no rows (its shape is {each.spec.shape}): name "
-                "the tensors that have, tensors=[...]"
+                f"the tensors that have rows with tensors=[...]"
             )
     counts = {each.spec.name: each.spec.shape[0] for each in chosen}
     if len(set(counts.values())) > 1:
         raise InvalidArgument(
             f"the tensors of {key} have different numbers of rows ({counts}): name those that "
-            "belong together, tensors=[...]"
+            f"belong together with tensors=[...]"
         )
     return chosen
 

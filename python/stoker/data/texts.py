@@ -74,7 +74,8 @@ def of_store(composition: str) -> list[Input]:
         found = [each for each in store.list() if is_text_name(each["key"])]
     if not found:
         raise CorpusError(
-            f"no object of {composition} has a name of text: *.txt, *.md, *.jsonl, *.parquet, ... "
+            f"no object of {composition} has the name of a text file: *.txt, *.md, *.jsonl, "
+            f"*.parquet, ... "
             "(or the same with .gz)"
         )
     return [
@@ -114,7 +115,7 @@ class Reader:
         except OSError as error:
             raise _unreadable(file, error.strerror or error) from error
         if grown:
-            raise _unreadable(file, "its size was told as 0, and it has bytes")
+            raise _unreadable(file, "its size was listed as 0, but it has bytes")
         if len(out) < end - begin:
             raise _unreadable(file, f"it has {begin + len(out)} bytes now, and had {file.size}")
         return bytes(out)
@@ -267,19 +268,24 @@ def _of_jsonl(file: Input, lines: bytes, column: str, before: Callable[[], int])
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise CorpusError(
-                f"{file.where}, line {before() + number}, is no JSON ({error}): mend or remove it"
+                f"{file.where}, line {before() + number}, is not JSON ({error}): correct or "
+                f"remove it"
             ) from error
         if not isinstance(row, dict) or column not in row:
             fields = ", ".join(map(repr, list(row)[:8])) if isinstance(row, dict) else ""
             raise CorpusError(
                 f"{file.where}, line {before() + number}, has no field {column!r}"
-                + (f" but {fields}: name the one of the text" if fields else ": it is no object")
+                + (
+                    f" but {fields}: name the column that holds the text"
+                    if fields
+                    else ": it is not an object"
+                )
             )
         try:
             yield as_text(row[column])
         except TypeError as error:
             raise CorpusError(
-                f"{file.where}, line {before() + number}: {column!r} {error}: mend or remove it"
+                f"{file.where}, line {before() + number}: {column!r} {error}: correct or remove it"
             ) from None
 
 
@@ -291,7 +297,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, bytes):
         return _text(value)
     if not isinstance(value, str):
-        raise TypeError(f"is no text but {type(value).__name__}")
+        raise TypeError(f"is not text but {type(value).__name__}")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -324,8 +330,8 @@ def _of_parquet(
     names = opened.schema_arrow.names
     if column not in names:
         raise CorpusError(
-            f"{file.where} has no column {column!r} but {', '.join(map(repr, names[:8]))}: name "
-            "the one of the text"
+            f"{file.where} has no column {column!r}, only {', '.join(map(repr, names[:8]))}: "
+            f"name the column that holds the text"
         )
     groups = [each for each in groups if each < opened.num_row_groups]
     try:
@@ -336,7 +342,7 @@ def _of_parquet(
                 return
     except TypeError as error:
         raise CorpusError(
-            f"{file.where}: the column {column!r} {error}: name the one of the text"
+            f"{file.where}: the column {column!r} {error}: name the column that holds the text"
         ) from None
     except (ArrowException, OSError) as error:
         raise _unreadable(file, error) from error

@@ -145,13 +145,13 @@ def check_size(header: Header, size: int, name: str) -> None:
         block = max(0, size - header.tokens_offset) // header.block_bytes
         raise damaged(
             name,
-            f"it has {size} of {header.file_bytes} bytes, block {block} and what follows is cut",
+            f"it has {size} of {header.file_bytes} bytes; it is cut from block {block} on",
         )
 
 
 def damaged(name: str, what: str) -> Corruption:
     return Corruption(
-        f"the token file {name} is damaged: {what}; make it anew from the corpus "
+        f"the token file {name} is damaged: {what}; make it again from the corpus "
         "(stoker train --rebuild-tokens, stoker data build --restart)"
     )
 

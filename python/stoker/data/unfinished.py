@@ -49,7 +49,7 @@ def check_finished(out: _core.Store, objects: Sequence[dict[str, Any]]) -> None:
     """Mismatch: one of them is not there any more."""
     for each in objects:
         if not is_there(out, each):
-            raise Mismatch(f"{each['key']} was removed or cut: begin anew with --restart")
+            raise Mismatch(f"{each['key']} was removed or cut: start again with --restart")
     forget(out)  # it was killed at the very end
 
 

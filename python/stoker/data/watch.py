@@ -66,7 +66,7 @@ class Watch:
             with suppress(KeyError):
                 del self._read[number, key]
             raise Mismatch(
-                f"'{key}' was changed while it was read: batches of the last {_EVERY:.0f} s may "
-                "have samples of both; put the old object back and go on from a state before that, "
-                "or open the data anew"
+                f"'{key}' was changed while it was read. Batches of the last {_EVERY:.0f} s may "
+                f"mix the old object and the new one. Put the old object back and go on from an "
+                f"earlier state, or open the data again"
             )

@@ -38,8 +38,8 @@ def sample_bytes(source: Any) -> float:
     """Of a sample, on average. ValueError for a source whose samples lie in no store."""
     if not isinstance(source, Stored):
         raise ValueError(
-            f"{type(source).__name__} does not say where its samples lie, so they are not read by "
-            "windows: leave out shuffle='window'"
+            f"{type(source).__name__} does not say where its samples lie, so it cannot be read "
+            f"by windows: leave out shuffle='window'"
         )
     return max(1.0, source.sample_bytes)
 

@@ -154,7 +154,8 @@ class _Worker:
             self._process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InvalidArgument(
-                f"the transform cannot go to another process ({error}): make it a function of a"
+                f"the transform cannot be sent to another process ({error}): make it a function "
+                f"of a"
                 " module, or an object that can be pickled"
             ) from error
         its.close()

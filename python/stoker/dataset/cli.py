@@ -234,9 +234,7 @@ def _composition(given: str) -> str:
 def _rebuild(args, shard: int) -> int:
     """--unpack and --resize: one store to another."""
     if len(args.inputs) > 1:
-        raise InvalidArgument(
-            "--unpack and --resize take one IN: build each into an OUT of its own"
-        )
+        raise InvalidArgument("--unpack and --resize take one IN: build each IN into its own OUT")
     source, out = _composition(args.inputs[0]), _composition(args.out)
     if source.startswith("dir:") and not Path(source[4:]).is_dir():
         raise NotFound(f"there is no folder {args.inputs[0]}")
@@ -291,8 +289,8 @@ def _check_apart(given: list[str], out: str) -> None:
         folder = Path(each).resolve()
         if target is not None and (target == folder or folder in target.parents):
             raise InvalidArgument(
-                f"OUT {out} lies in IN {each}: the next build would take it for an input; "
-                "choose an OUT beside it"
+                f"OUT {out} lies in IN {each}, so the next build would read it as an input: "
+                f"choose an OUT beside it"
             )
 
 

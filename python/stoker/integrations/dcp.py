@@ -158,7 +158,7 @@ class Writer(StorageWriter, AsyncStager):
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
             raise Unsupported(
-                "a checkpoint of Stoker has one manifest of all ranks; leave use_collectives=True"
+                "a Stoker checkpoint has one manifest for all ranks; leave use_collectives=True"
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -305,8 +305,8 @@ class _Staged:
         for where, tensor, version in self._versions:
             if tensor._version != version:
                 raise parts.Edited(
-                    f"{where.lstrip('.')} was changed while it was being saved; change tensors"
-                    " only in step() of a torch optimizer, which waits for that"
+                    f"{where.lstrip('.')} was changed while it was being saved; change tensors "
+                    f"only in step() of a torch optimizer, which waits for the save"
                 )
 
     def wait(self) -> None:
@@ -538,7 +538,7 @@ def _newest(tier: Tier, place: Place) -> Name:
     if not wanted:
         which = "" if place.step is None else f" of step {place.step}"
         raise NotFound(
-            f"{tier.composition} has no sound checkpoint{which}; `stoker ckpt ls` shows what there"
+            f"{tier.composition} has no intact checkpoint{which}; `stoker ckpt ls` shows what there"
             " is"
         )
     return max(wanted)

@@ -45,8 +45,7 @@ def offload(
     _check(trainer)
     if isinstance(_plain(trainer.optimizer), OffloadedOptimizer):
         raise InvalidArgument(
-            "this Trainer's optimizer is offloaded already; connect(trainer) is what remains to be"
-            " done"
+            "this Trainer's optimizer is offloaded already; call connect(trainer) only"
         )
     args = trainer.args
     saves = (
@@ -104,8 +103,8 @@ def follow(optimizer: OffloadedOptimizer, accelerator: Accelerator) -> None:
     """
     if accelerator.num_processes > 1:
         raise InvalidArgument(
-            "an Accelerator of several processes copies gradients between them, which offloading"
-            " does not know of; start one process"
+            "an Accelerator of several processes copies gradients between them, which offloading "
+            "does not support; start one process"
         )
     optimizer._session.gradients.sync = lambda: accelerator.sync_gradients
     if optimizer._session.snapshots.keep:
@@ -119,11 +118,11 @@ def _check(trainer: Trainer) -> None:
     wrong = {
         "model_init": (
             trainer.model_init is not None,
-            "makes the model anew in train(); pass model= instead",
+            "makes the model again in train(); pass model= instead",
         ),
         "auto_find_batch_size": (
             args.auto_find_batch_size,
-            "begins anew after steps were made; choose a batch size",
+            "begins again after steps were made; choose a batch size",
         ),
         "deepspeed": (trainer.is_deepspeed_enabled, "offloads on its own; leave it out"),
         "fsdp": (trainer.is_fsdp_enabled, "replaces the parameters; leave it out"),
@@ -136,7 +135,7 @@ def _check(trainer: Trainer) -> None:
         ),
         "a Trainer of several processes": (
             args.world_size > 1,
-            "copies gradients between them, which offloading does not know of; start one process",
+            "copies gradients between them, which offloading does not support; start one process",
         ),
         "several GPUs in one process": (
             args.n_gpu > 1,
@@ -145,7 +144,7 @@ def _check(trainer: Trainer) -> None:
     }
     for name, (found, why) in wrong.items():
         if found:
-            raise InvalidArgument(f"{name} does not go with an offloaded Trainer: it {why}")
+            raise InvalidArgument(f"{name} does not work with an offloaded Trainer: it {why}")
 
 
 def _plain(optimizer: Any) -> Any:
@@ -190,7 +189,7 @@ def _load_from_checkpoint(
         )
         raise InvalidArgument(
             f"{checkpoint} is a checkpoint {what}, but the store holds a run at step"
-            f" {optimizer.step_count}; give a new store to begin from it"
+            f" {optimizer.step_count}; give a new store to start from it"
         )
     load(checkpoint, *args, **kwargs)
 
@@ -206,9 +205,9 @@ class StokerCallback(TrainerCallback):
         at = self._optimizer.step_count
         if at and state.global_step == 0 and not self._begun:
             raise InvalidArgument(
-                f"the store holds a run at step {at}, but the Trainer begins at step 0; pass"
-                " resume_from_checkpoint=True to trainer.train() to go on with that run, or give"
-                " another store for a new one"
+                f"the store holds a run at step {at}, but the Trainer starts at step 0. Pass "
+                f"resume_from_checkpoint=True to trainer.train() to continue that run, or give "
+                f"another store for a new one"
             )
         self._begun = True
 

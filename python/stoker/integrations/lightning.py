@@ -76,7 +76,7 @@ class StokerCheckpointIO(CheckpointIO):
                 weights = reader.weights()
                 state = {name: weights[plain(name)] for name in said["names"]}
                 return _moved({"state_dict": state, **said["rest"]}, map_location)
-        raise NotFound(f"{path} holds no sound checkpoint")
+        raise NotFound(f"{path} holds no intact checkpoint")
 
     def remove_checkpoint(self, path: str | os.PathLike) -> None:
         if not _there(path):

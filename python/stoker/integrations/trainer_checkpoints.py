@@ -72,8 +72,8 @@ class Saver(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if isinstance(_plain(self._trainer.optimizer), OffloadedOptimizer):
             raise InvalidArgument(
-                "an offloaded Trainer keeps its steps in its store; use"
-                " stoker.integrations.huggingface without a Saver"
+                "the store of an offloaded Trainer keeps its steps already; use "
+                "stoker.integrations.huggingface without a Saver"
             )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -171,9 +171,11 @@ def offload(
     """
     if resume is not True and resume is not False and resume != "auto":
         raise InvalidArgument(f'resume: {resume!r} is none of True, False and "auto"')
-    snapshots = whole("snapshots", snapshots, "is no number of snapshots; give 0 or more", least=0)
+    snapshots = whole(
+        "snapshots", snapshots, "is not a number of snapshots; give 0 or more", least=0
+    )
     if accumulate is not None:
-        told = "is no number of backwards a step; give 1 or more, or None to have it learned"
+        told = "is not a number of backwards a step; give 1 or more, or None to have it learned"
         accumulate = whole("accumulate", accumulate, told)
     algorithm = algorithm_of(optimizer, moments)
     ranks = Ranks.of(model)
@@ -295,8 +297,8 @@ def _device_of(params: set[nn.Parameter]) -> torch.device:
     devices = {param.device for param in params if not param.is_meta}
     if len(devices) > 1:
         raise InvalidArgument(
-            f"the model's parameters are on {', '.join(sorted(map(str, devices)))}: say which one"
-            " computes with device="
+            f"the model's parameters are on {', '.join(sorted(map(str, devices)))}: name the one "
+            f"that computes with device="
         )
     return next(iter(devices), torch.device("cpu"))
 
@@ -314,8 +316,8 @@ def _warn_of_a_slow_type(params: set[nn.Parameter]) -> None:
         return
     _told.append(True)
     warnings.warn(
-        "this processor is slow in bfloat16: products of matrices run at"
-        f" {rates['bfloat16'] / 1e9:.2g} GFLOP/s in it, and at {rates['float32'] / 1e9:.2g} in"
+        "this processor is slow in bfloat16. It multiplies matrices at"
+        f" {rates['bfloat16'] / 1e9:.2g} GFLOP/s in bfloat16 and at {rates['float32'] / 1e9:.2g} in"
         " float32; make the model with dtype=torch.float32, or give device= an accelerator",
         stacklevel=3,
     )
@@ -332,8 +334,8 @@ def _check_shared(
     """InvalidArgument for what a model of several processes cannot have."""
     if policy == "lazy":
         raise InvalidArgument(
-            'policy "lazy" updates a block just before its use, and fully_shard gathers weights'
-            ' ahead of that; use "auto", "speculate" or "sync"'
+            'policy "lazy" updates a block just before its use, but fully_shard gathers weights'
+            ' earlier; use "auto", "speculate" or "sync"'
         )
     if activations != "keep":
         raise InvalidArgument(
@@ -344,11 +346,11 @@ def _check_shared(
         raise InvalidArgument(ONE_RANK)
     if device is not None or device_memory is not None:
         raise InvalidArgument(
-            "the mesh that fully_shard() was given says where a sharded model computes; leave out"
-            " device= and device_memory="
+            "the mesh of fully_shard() decides where a sharded model computes; leave out device= "
+            "and device_memory="
         )
     if weights is not None:
         raise InvalidArgument(
-            "weights= reads whole parameters, and this model has shards; load the weights before"
+            "weights= reads whole parameters, but this model has shards; load the weights before"
             " stoker.offload()"
         )

@@ -58,7 +58,9 @@ def quantity(text: str) -> Amount:
         r"\s*(\d+(?:\.\d+)?)\s*([kKMGTP]?)(i?)(?:B|FLOPS?|flops?)?(?:/s)?\s*", text
     )
     if found is None or float(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount: write it as 7GB/s, 20GiB or 70T")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an amount: write, for example, 7GB/s, 20GiB or 70T"
+        )
     amount = Amount(
         float(found[1])
         * (1024 if found[3] else 1000) ** " kMGTP".index(found[2].replace("K", "k") or " ")
@@ -290,13 +292,13 @@ def _folders(store: str | None) -> list[Path]:
     folders = folders_of(store)
     if not folders:
         raise InvalidArgument(
-            f"{store} is a store in memory, and there is no disk to plan for; give the folder that"
-            " training will be given"
+            f"{store} is a store in memory, so there is no disk to plan for; give the folder "
+            f"that training will use"
         )
     if any(is_namespace(folder) for folder in folders):
         raise InvalidArgument(
-            f"{store} names an NVMe namespace, which has no file to be measured by; give the rates"
-            " that `stoker probe` tells of it as --disk, without --store"
+            f"{store} names an NVMe namespace, which plan cannot measure through a file. Give "
+            f"the rates that `stoker probe` prints as --disk, without --store"
         )
     return [Path(folder).expanduser() for folder in folders]
 

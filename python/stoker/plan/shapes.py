@@ -65,7 +65,7 @@ def _count(text: str) -> int:
     found = _COUNT.fullmatch(text.strip())
     if found is None or float(found[1]) == 0:
         raise InvalidArgument(
-            f"{text!r} is no count of parameters: write it as 7B, 125M or 6738415616"
+            f"{text!r} is not a count of parameters: write it as 7B, 125M or 6738415616"
         )
     return int(float(found[1]) * _SCALE[found[2].lower()])
 
@@ -105,7 +105,7 @@ def _from_config(path: Path, dtype: torch.dtype, precision: str) -> Described:
         # whatever transformers, or the model's own code, makes of a config with wrong numbers in it
         why = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise Corruption(
-            f"{path} is no config that transformers can make a model of: {why}"
+            f"{path} is not a config that transformers can make a model of: {why}"
         ) from error
     text = config.get_text_config()
     told = lambda *names: next(
@@ -174,10 +174,10 @@ def _header(file: Path) -> list[tuple[str, tuple[int, ...], str]]:
         if not all(
             isinstance(size, int) and size >= 0 for _, shape, _ in tensors for size in shape
         ):
-            raise ValueError("a size that is no number")
+            raise ValueError("a size that is not a number")
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise Corruption(
-            f"{file} is no safetensors file: its header cannot be read; fetch it again"
+            f"{file} is not a safetensors file: its header cannot be read; fetch it again"
         ) from error
     if not tensors:
         raise Corruption(f"{file} holds no tensors; fetch it again")

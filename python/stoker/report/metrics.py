@@ -116,7 +116,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
         raise InvalidArgument(
-            f"{text!r} is no address for metrics: give a port from 0 to 65535, or HOST:PORT"
+            f"{text!r} is not an address for metrics: give a port from 0 to 65535, or HOST:PORT"
         )
     return host.strip("[]") or "127.0.0.1", int(port)
 

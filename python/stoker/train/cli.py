@@ -179,7 +179,7 @@ def parser() -> Parser:
     run.add_argument(
         "--rebuild-tokens",
         action="store_true",
-        help="build the token file anew even if it is there",
+        help="build the token file again even if it is there",
     )
     run.add_argument(
         "--metrics",
@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(args)
     except UsageError as error:
-        return _fail(args["json"], f"{error}; `stoker train --help` tells what it takes", WRONG)
+        return _fail(args["json"], f"{error}; see `stoker train --help`", WRONG)
     except (StokerError, OSError) as error:
         return _fail(args["json"], _sentence(error))
 
@@ -242,7 +242,8 @@ def _run(args: dict[str, Any]) -> int:
         if not args["overwrite"]:
             return _fail(
                 args["json"],
-                f"{out} already holds a run: go on with --resume, replace it with --overwrite, or"
+                f"{out} already holds a run: continue it with --resume, replace it with "
+                f"--overwrite, or"
                 " name another folder with --out",
             )
     settings = resolve(given, stored["settings"] if args["resume"] else None)
@@ -266,7 +267,7 @@ def _make_absolute(given: dict[str, Any]) -> None:
     """Paths become absolute, so that a resume from another folder finds the same files."""
     for name in ("data", "tokenizer", "cache", "store", "checkpoints"):
         if name in given and not all([given[name]] if name != "data" else given[name]):
-            raise UsageError(f"--{name} names nothing: give a path, or leave it out")
+            raise UsageError(f"--{name} is empty: give a path, or leave it out")
     if "data" in given:
         given["data"] = tuple(os.path.realpath(path) for path in given["data"])
     for name in ("tokenizer", "cache"):

@@ -40,8 +40,8 @@ class Saving:
         if not resume and next(self.checkpoints.readers(), None) is not None:
             self.close()
             raise AlreadyExists(
-                f"{store} holds checkpoints of another run: go on with that one by --resume and its"
-                " own --out, or give another --checkpoints"
+                f"{store} holds checkpoints of another run: continue that run with --resume and "
+                f"its own --out, or give another --checkpoints"
             )
 
     def describe(self, state_bytes: int) -> str:

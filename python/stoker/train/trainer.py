@@ -88,7 +88,8 @@ def finite(loss: float, step: int) -> float:
     """`loss`, or InvalidArgument before a step on a loss that is no number spoils the weights."""
     if not math.isfinite(loss):
         raise InvalidArgument(
-            f"the loss of step {step} is {loss}: the training has diverged; start anew with a lower"
+            f"the loss of step {step} is {loss}: the training has diverged; start again with a "
+            f"lower"
             " --learning-rate"
         )
     return loss
@@ -118,9 +119,9 @@ class Corpus:
         ):
             if not len(windows):
                 raise CorpusError(
-                    f"the corpus has {count} {name} tokens, fewer than one window of"
-                    f" {settings.window} and the token behind it: give more text with --data, or a"
-                    " smaller --window"
+                    f"the corpus has {count} {name} tokens, fewer than one window of "
+                    f"{settings.window} and the next token. Give more text with --data, or a "
+                    f"smaller --window"
                 )
 
     def describe(self) -> str:
@@ -267,8 +268,8 @@ class Run:
         key = self.corpus.key
         if stored is not None and stored["corpus_key"] != key:
             raise InvalidArgument(
-                "the corpus has changed since this run began, so its order of samples is lost: "
-                "restore the files, or give another --out to start a new run"
+                "the corpus has changed since this run began, so the order of samples is lost. "
+                "Restore the files, or give another --out to start a new run"
             )
         self.corpus_key = key
 
@@ -321,14 +322,14 @@ class Run:
             )
         except NotFound as error:
             raise NotFound(
-                f"the store {self.store} is empty, but {steps} steps of this run were committed to"
-                " it: bring it back, or name where it is with --store; --overwrite begins the run"
-                " anew"
+                f"the store {self.store} is empty, but {steps} steps of this run were committed "
+                f"to it. Bring the store back, or name its place with --store; --overwrite "
+                f"starts the run again"
             ) from error
         except AlreadyExists as error:
             raise AlreadyExists(
-                f"the store {self.store} holds another run: go on with that one by --resume and its"
-                " own --out, or give another --store"
+                f"the store {self.store} holds another run: continue that run with --resume and "
+                f"its own --out, or give another --store"
             ) from error
 
     def evaluate(self, what: str) -> float:

@@ -18,7 +18,7 @@ constexpr uint64_t kBlock = 4096;
 
 Error bad(const std::string& what) {
   return fail(Code::invalid_argument,
-              "this is no class tree: {}; make one with classes/training/train.py", what);
+              "this is not a class tree: {}; make one with classes/training/train.py", what);
 }
 
 // What an object did in a window.
@@ -53,7 +53,7 @@ Result<ClassTree::Nodes> ClassTreeText::parse(const nlohmann::json& nodes,
   std::vector<size_t> depth(nodes.size(), 0);
   for (size_t at = 0; at < nodes.size(); ++at) {
     const auto& given = nodes[at];
-    if (!given.is_object()) return bad("node " + std::to_string(at) + " is no object");
+    if (!given.is_object()) return bad("node " + std::to_string(at) + " is not an object");
     ClassTree::Node node;
     if (given.contains("class")) {
       const auto found =
@@ -96,7 +96,7 @@ Result<ClassTree> ClassTree::parse(std::string_view text) {
   ClassTree tree;
   STOKER_ASSIGN(tree.nodes_, ClassTreeText::parse(json["nodes"], kFeatureNames));
   if (!json.contains("created")) return tree;
-  if (!json["created"].is_array()) return bad("`created` is no list");
+  if (!json["created"].is_array()) return bad("`created` is not a list");
   STOKER_ASSIGN(tree.created_, ClassTreeText::parse(json["created"], kCreationFeatureNames));
   return tree;
 }

@@ -62,7 +62,7 @@ TEST(ClassTree, RefusesWhatIsNoTree) {
   EXPECT_THAT(refusal(""), HasSubstr("not JSON"));
   EXPECT_THAT(refusal("[1]"), HasSubstr("not JSON with a list"));
   EXPECT_THAT(refusal(R"({"nodes": []})"), HasSubstr("0 nodes"));
-  EXPECT_THAT(refusal(R"({"nodes": [7]})"), HasSubstr("node 0 is no object"));
+  EXPECT_THAT(refusal(R"({"nodes": [7]})"), HasSubstr("node 0 is not an object"));
   EXPECT_THAT(refusal(R"({"nodes": [{"class": "hot"}]})"), HasSubstr("none of ours"));
   EXPECT_THAT(refusal(
                   R"({"nodes": [{"feature": "size", "threshold": 1, "left": 1, "right": 1},
@@ -81,7 +81,7 @@ TEST(ClassTree, RefusesWhatIsNoTree) {
       {"class": "read_only"}]})"),
               HasSubstr("has neither a class nor"));
   EXPECT_THAT(refusal(R"({"nodes": [{"class": "read_only"}], "created": 7})"),
-              HasSubstr("`created` is no list"));
+              HasSubstr("`created` is not a list"));
   EXPECT_THAT(refusal(R"({"nodes": [{"class": "read_only"}], "created": []})"),
               HasSubstr("0 nodes"));
   EXPECT_THAT(refusal(

@@ -157,7 +157,7 @@ Reduced reduce(std::span<const std::byte> from, std::span<std::byte> into) {
 
 Status expand(std::span<const std::byte> stored, uint32_t width, std::span<std::byte> into) {
   const auto broken = [&](const std::string& why) {
-    return fail(Code::corruption, "the bytes are no reduced chunk of {} bytes ({})", into.size(),
+    return fail(Code::corruption, "the bytes are not a reduced chunk of {} bytes ({})", into.size(),
                 why);
   };
   if (width == 0) {

@@ -185,8 +185,8 @@ PackedObjects::Todo PackedObjects::admit() {
       todo.failed.push_back(give_up(
           id,
           fail(Code::over_budget,
-               "{} needs {} bytes to be fetched and unpacked, but of the {} that its store may "
-               "take (dram=) only {} are left for that: open the store with more{}",
+               "{} needs {} bytes to be fetched and unpacked. Of the {} that its store may take "
+               "(dram=), only {} are left: open the store with more{}",
                name(id), raw + packed, human_bytes(budget->cap()), left_of(*budget), kUnpackOnce)));
       continue;
     }
@@ -348,7 +348,7 @@ void PackedObjects::unpack_one(const Id& id, const std::shared_ptr<Object>& obje
     const Error& why = unpacked.error();
     --under_way_;
     Failed failed = give_up(
-        id, fail(why.code, "{} cannot be unpacked ({}); fetch that object anew, or index it again",
+        id, fail(why.code, "{} cannot be unpacked ({}); fetch that object again, or index it again",
                  name(id), why.what));
     lock.unlock();
     return go_on(std::move(failed));

@@ -17,8 +17,8 @@ Error unknown_object(uint64_t object, size_t keys) {
 }
 
 Error impossible(uint64_t sample) {
-  return fail(Code::corruption, "the index says of sample {} what cannot be: make the index anew",
-              sample);
+  return fail(Code::corruption,
+              "the index has impossible values for sample {}: make the index again", sample);
 }
 
 }  // namespace
@@ -158,14 +158,14 @@ Result<std::vector<PlanRun>> SampleTable::plan() const {
 Status SampleTable::verify(uint64_t sample, size_t number, std::span<const std::byte> read) const {
   const uint64_t part = arrays_.starts[sample] + number;
   if (crc32c(read.data(), read.size()) == arrays_.crcs[part]) return {};
-  return damaged(sample, part, "differ from the index; fetch that object anew, or index it again");
+  return damaged(sample, part, "differ from the index; fetch that object again, or index it again");
 }
 
 Status SampleTable::split(uint64_t sample, std::span<const std::byte> read,
                           std::vector<Place>& places) const {
   if (split_record(record_, read, places)) return {};
   return damaged(sample, arrays_.starts[sample],
-                 "do not hold its columns exactly; fetch that object anew");
+                 "do not hold its columns exactly; fetch that object again");
 }
 
 Error SampleTable::damaged(uint64_t sample, uint64_t part, const char* how) const {

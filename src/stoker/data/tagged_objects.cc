@@ -13,7 +13,7 @@ Result<uint64_t> answered(const Status& status) {
   if (status.error().code != Code::conflict) return status.error();
   return fail(Code::mismatch,
               "{}: it was replaced since the data was opened, and batches must not mix both; put "
-              "the old object back, or open the data anew",
+              "the old object back, or open the data again",
               status.error().what);
 }
 

@@ -70,7 +70,7 @@ Result<uint64_t> gunzip(std::span<const std::byte> packed, const Room& room) {
       if (packed.empty()) return output.done();
       inflateReset(&stream);
     } else if (status != Z_OK) {
-      return damaged(stream.msg != nullptr ? stream.msg : "it is no gzip data");
+      return damaged(stream.msg != nullptr ? stream.msg : "it is not gzip data");
     }
   }
   return cut();

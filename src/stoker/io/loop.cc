@@ -306,8 +306,8 @@ bool Loop::Impl::refuse(Op& op) {
   auto error = stalls_.given_up(op.file);
   if (!error && !flights_->room())
     error = Error{Code::io, ETIMEDOUT,
-                  "no more can be moved: transfers of disks that do not answer fill the queue; end "
-                  "this process"};
+                  "no more transfers are possible: those of disks that do not answer fill the "
+                  "queue; end this process"};
   if (!error) return false;
   op.result = *std::move(error);
   op.done(op);

@@ -20,7 +20,7 @@ Result<Load::Kind> parse_kind(const std::string& text) {
   for (const Load::Kind kind : {Load::Kind::read, Load::Kind::write, Load::Kind::mixed}) {
     if (text == name(kind)) return kind;
   }
-  return fail(Code::corruption, "'{}' is no kind of load", text);
+  return fail(Code::corruption, "'{}' is not a kind of load", text);
 }
 
 // Throws what nlohmann throws when a field is missing or of another type.

@@ -71,8 +71,8 @@ Error Stalls::give_up(FileId file, uint64_t age_ns) {
     any_ = true;
     state.error = Error{Code::io, ETIMEDOUT,
                         "the disk of '" + state.path + "' has not answered for " + seconds(age_ns) +
-                            " and was given up (stall_seconds sets when); see what the kernel's "
-                            "log says of it, and start again when it is well"};
+                            " and was given up (stall_seconds sets when); look at the kernel's "
+                            "log, and start again when the disk works"};
     log().error("{}", state.error->what);
   }
   return *state.error;

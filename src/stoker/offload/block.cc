@@ -118,7 +118,7 @@ Status BlockLayout::check(Store& store) const {
     if (info->bytes != plane_bytes(plane) || info->chunk_bytes != allowed_chunk(*this, plane)) {
       return fail(Code::mismatch,
                   "object {} has {} bytes in chunks of {}, but this model needs {} in chunks of "
-                  "{}: open the store with the model and tile size it was made with",
+                  "{}. Open the store with the model and tile size of its creation",
                   key(plane), info->bytes, info->chunk_bytes, plane_bytes(plane),
                   allowed_chunk(*this, plane));
     }

@@ -81,14 +81,12 @@ Status check_device(const std::string& path) {
   if (nvme::is_target(path)) return {};
   struct stat st {};
   if (stat(path.c_str(), &st) != 0 || !S_ISBLK(st.st_mode))
-    return fail(Code::invalid_argument, "'{}' is no device: delete the file of the store instead",
-                path);
+    return fail(Code::invalid_argument,
+                "'{}' is not a device: delete the file of the store instead", path);
   const int fd = ::open(path.c_str(), O_RDONLY | O_EXCL | O_CLOEXEC);
   if (fd < 0 && errno == EBUSY)
-    return fail(
-        Code::busy,
-        "'{}' is in use, by a mounted file system, as swap or as a part of a RAID; end that first",
-        path);
+    return fail(Code::busy, "'{}' is in use (mounted, swap or part of a RAID). End that first",
+                path);
   if (fd >= 0) ::close(fd);
   return {};
 }

@@ -29,10 +29,10 @@ Status OneObject::check_write(std::string_view wanted, uint64_t offset, uint64_t
   const std::string name(wanted);
   if (!touched || removed) {
     STOKER_TRY(there());
-    return fail(
-        Code::unsupported,
-        "{} writes objects anew: call resize('{}') in this transaction first, and write all of it",
-        store.name, name);
+    return fail(Code::unsupported,
+                "{} writes whole objects only: call resize('{}') in this transaction first, then "
+                "write all of it",
+                store.name, name);
   }
   if (offset <= bytes && size <= bytes - offset) return {};
   return fail(Code::invalid_argument,

@@ -95,12 +95,12 @@ Result<std::vector<std::string>> expand(const std::string& composition, std::str
   const size_t close = path.find('}', open);
   if (close == std::string_view::npos || dots > close)
     return bad(composition, "'" + std::string(path) +
-                                "' has a brace that is no range; write for example /disk{0..8}");
+                                "' has a brace that is not a range; write for example /disk{0..8}");
   const auto first = number(path.substr(open + 1, dots - open - 1));
   const auto last = number(path.substr(dots + 2, close - dots - 2));
   if (!first || !last || *first > *last || *last - *first >= 1024)
     return bad(composition, "'" + std::string(path) +
-                                "' has a brace that is no range; write for example /disk{0..8}");
+                                "' has a brace that is not a range; write for example /disk{0..8}");
   std::vector<std::string> paths;
   for (size_t i = *first; i <= *last; ++i)
     paths.push_back(std::string(path.substr(0, open)) + std::to_string(i) +
@@ -123,13 +123,12 @@ Status parse_rates(const std::string& composition, std::string_view text, CodedP
                            ? parse_bytes(word.substr(rate->first.size()))
                            : Result<uint64_t>(bad(composition, ""));
     if (!bytes) {
-      return bad(
-          composition,
-          "'" + std::string(word) +
-              "' is no option, or stands there twice; behind the code may stand how many bytes a "
-              "second are scrubbed all the time, and moved by repair and by folds while others "
-              "use the store: coded(6+3 scrub=4MiB repair=64MiB fold=64MiB, /disk{0..8}); scrub=0 "
-              "is never, repair=0 and fold=0 are as fast as it goes");
+      return bad(composition,
+                 "'" + std::string(word) +
+                     "' is not an option, or is given twice. After the code come rates in bytes a "
+                     "second: coded(6+3 scrub=4MiB repair=64MiB fold=64MiB, /disk{0..8}). scrub= "
+                     "is the rate of the constant scrub (0: never). repair= and fold= limit repair "
+                     "and folds while others use the store (0: no limit)");
     }
     *rate->second = *bytes;
     text.remove_prefix(word.size());
@@ -178,7 +177,7 @@ Result<CachedPlan> parse_cached(const std::string& composition) {
     });
     if (option != options.end()) {
       const auto bytes = parse_bytes(part.substr(option->first.size()));
-      if (!bytes) return bad(composition, "'" + std::string(part) + "' is no size; " + how);
+      if (!bytes) return bad(composition, "'" + std::string(part) + "' is not a size; " + how);
       *option->second = *bytes;
       options.erase(option);  // each once
       continue;
@@ -196,8 +195,7 @@ Result<CachedPlan> parse_cached(const std::string& composition) {
   if (stores.size() != 2 || stores[0].empty())
     return bad(composition, std::string("two stores are needed, the second with its kind; ") + how);
   if (stores[1] == "memory:")
-    return bad(composition,
-               "what memory: holds is gone when it is closed; there is nothing to cache");
+    return bad(composition, "memory: loses its content when it is closed, so it cannot be cached");
   if (block > UINT32_MAX) return bad(composition, "a block has 8 MiB at most");
   plan.options.block_bytes = static_cast<uint32_t>(block);
   plan.fast = stores[0];
@@ -238,7 +236,7 @@ Result<std::optional<CodedPlan>> coded_plan(const std::string& composition) {
   const std::string_view behind = trim(text.substr(plus + 1, comma - plus - 1));
   const std::string_view code_end = behind.substr(0, behind.find(' '));
   const auto m = number(code_end);
-  if (!k || !m) return bad(composition, std::string("the code is no pair of numbers; ") + how);
+  if (!k || !m) return bad(composition, std::string("the code is not a pair of numbers; ") + how);
   CodedPlan plan{*k, *m, {}, {}};
   STOKER_TRY(parse_rates(composition, behind.substr(code_end.size()), plan));
   std::string list;
@@ -304,7 +302,7 @@ Result<std::unique_ptr<Store>> open_store(const std::string& composition, const 
   if (coded) return open_coded_store(*coded, runtime, options);
   if (text.ends_with(")"))
     return bad(composition,
-               "this version composes no stores in this way; there are memory:, dir:, s3:, local:, "
+               "this version knows no such composition; there are memory:, dir:, s3:, local:, "
                "coded(k+m, ...) and cached(fast, slow)");
   STOKER_ASSIGN(auto volumes, local_volumes(composition));
   return open_local_store(std::move(volumes), runtime, options);

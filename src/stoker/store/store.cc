@@ -19,13 +19,12 @@ Status check_required(std::string_view key, std::string_view tag, std::string_vi
   const std::string what = found.empty() ? name + " is gone"
                            : tag.empty() ? name + " is there already"
                                          : name + " was changed meanwhile";
-  return fail(Code::conflict, "{}: nothing was committed; look at the object, then decide anew",
-              what);
+  return fail(Code::conflict, "{}: nothing was committed; look at the object, then decide", what);
 }
 
 Status Transaction::require(std::string_view key, std::string_view /*tag*/) {
   return fail(Code::unsupported,
-              "this store has no conditions, so '{}' cannot be required to be anything; use a "
+              "this store has no conditional writes, so no condition can be set for '{}'; use a "
               "store with features().conditional",
               key);
 }

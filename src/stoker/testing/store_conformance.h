@@ -112,7 +112,7 @@ TEST_P(StoreConformance, ReadsAnyRangeIntoAnyMemory) {
 }
 
 TEST_P(StoreConformance, WritesAnyRangeFromAnyMemory) {
-  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
+  if (!store_->features().update) GTEST_SKIP() << "it writes whole objects only";
   Bytes model = pattern(300'000, 2);
   put("object", model);
   std::mt19937_64 random(6);
@@ -134,7 +134,7 @@ TEST_P(StoreConformance, WritesAnyRangeFromAnyMemory) {
 }
 
 TEST_P(StoreConformance, NewBytesReadAsZerosAndCutBytesDoNotComeBack) {
-  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
+  if (!store_->features().update) GTEST_SKIP() << "it writes whole objects only";
   {
     auto change = begin();
     EXPECT_OK(change->resize("sparse", 40 * kMiB));
@@ -252,7 +252,7 @@ TEST_P(StoreConformance, ErrorsHaveTheirCodes) {
 }
 
 TEST_P(StoreConformance, AFailedWriteFailsTheCommitAndNothingOfItShows) {
-  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
+  if (!store_->features().update) GTEST_SKIP() << "it writes whole objects only";
   put("object", pattern(1000, 1));
   Bytes bytes(2000);
   auto change = begin();
@@ -289,7 +289,7 @@ TEST_P(StoreConformance, ATransactionIsSeenWholeOrNotAtAll) {
 }
 
 TEST_P(StoreConformance, ATransactionReadsItsOwnBytes) {
-  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
+  if (!store_->features().update) GTEST_SKIP() << "it writes whole objects only";
   Bytes expected = pattern(300'000, 1);
   put("object", expected);
   put("other", pattern(1000, 9));
@@ -329,7 +329,7 @@ TEST_P(StoreConformance, TheLastWriteOfARangeWinsWithinATransaction) {
 }
 
 TEST_P(StoreConformance, AbandoningLeavesNothing) {
-  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
+  if (!store_->features().update) GTEST_SKIP() << "it writes whole objects only";
   put("object", pattern(100'000, 1));
   const uint64_t used = store_->info().used_bytes;
   for (int i = 0; i < 100; ++i) {  // more in all than the store can hold, if anything leaked
@@ -349,7 +349,7 @@ TEST_P(StoreConformance, AbandoningLeavesNothing) {
 }
 
 TEST_P(StoreConformance, AnOpenTransactionOwnsWhatItWrote) {
-  if (!store_->features().update) GTEST_SKIP() << "it begins objects anew";
+  if (!store_->features().update) GTEST_SKIP() << "it writes whole objects only";
   put("object", pattern(1000, 1));
   Bytes bytes(10);
   auto first = begin();

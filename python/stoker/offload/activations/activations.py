@@ -360,8 +360,8 @@ class Activations:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"activations cannot be written to the disk and stay in memory ({why}); training"
-                " goes on, with the memory that it takes without offloading them",
+                f"activations cannot be written to the disk, so they stay in memory ({why}); "
+                f"training goes on, but needs the memory that offloading would have saved",
                 stacklevel=2,
             )
 
@@ -452,8 +452,8 @@ class Activations:
                 self._drop(entry)
             raise type(error)(
                 f"{entry.stored} bytes of activations of {entry.block or 'the model'} cannot be"
-                f" read back: {error}. This backward cannot finish; the last committed step is"
-                " whole. Drop the gradients with opt.zero_grad() and do the step again"
+                f" read back: {error}. This backward cannot finish. The last committed step is "
+                f"intact: drop the gradients with opt.zero_grad() and repeat the step"
             ) from error
         entry.reading = None
 

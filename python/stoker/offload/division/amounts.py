@@ -19,7 +19,7 @@ def parse_bytes(name: str, amount: int | str) -> int:
     return whole(
         name,
         size,
-        "is no amount of memory; give a whole number of bytes above 0, such as int(20e9), or"
+        "is not an amount of memory; give a whole number of bytes above 0, such as int(20e9), or"
         ' "20GiB"',
     )
 

@@ -35,12 +35,13 @@ class Finiteness:
             found += f" and {len(units) - 1} more groups of parameters"
         if self.refuses:
             raise NotFinite(
-                f"{found}, and on_nan='raise' refuses it: nothing of it was committed, the run is "
-                f"at step {step - 1}; clear the gradients and go on with another batch"
+                f"{found}, and on_nan='raise' refuses such a step: nothing was committed. The "
+                f"run is at step {step - 1}. Clear the gradients and go on with another batch"
             )
         self._told = True
         warnings.warn(
-            f"{found}, of which weights become NaN; this is said once. Stop the run and go back to "
-            "a snapshot; stoker.offload(on_nan='raise') refuses such a step before it is committed",
+            f"{found}, which turns weights into NaN (this warning comes once). Stop the run and "
+            f"go back to a snapshot. stoker.offload(on_nan='raise') refuses such a step before "
+            f"it is committed",
             stacklevel=2,
         )

@@ -116,8 +116,9 @@ class SpilledGradient(torch.Tensor):
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, SpilledGradient)]
         if func.namespace in _COLLECTIVES:
             raise Unsupported(
-                f"{func} cannot take the gradient of {given[0].region.param.name}: it is on disk,"
-                " and in memory only while it is read. Reduce a copy: g = p.grad.clone();"
+                f"{func} cannot take the gradient of {given[0].region.param.name}: it is on "
+                f"disk, and in memory only while Stoker reads it. Reduce a copy: g = "
+                f"p.grad.clone();"
                 " torch.distributed.all_reduce(g); p.grad.copy_(g). Or give a larger dram"
             )
         count = _listed(func._schema.name.partition("::")[2], args)
@@ -223,8 +224,8 @@ def _run(func: Any, args: tuple, kwargs: dict, given: list[SpilledGradient]) -> 
     owner = given[0].region.owner
     if owner.closed:
         raise StokerError(
-            f"the gradient of {given[0].region.param.name} is not there any more: its optimizer was"
-            " closed; copy what you want to keep before that"
+            f"the gradient of {given[0].region.param.name} no longer exists, because its "
+            f"optimizer was closed; copy what you want to keep before close()"
         )
     if name in _LIKE:
         shell = lambda each: torch.empty_strided(
@@ -314,8 +315,8 @@ def _whole(func: Any, args: tuple, kwargs: dict, given: list[SpilledGradient]) -
     outside = [each for each in given if each.region.home not in inside]
     if any(each.region.home not in inside for each in changed):
         raise Unsupported(
-            f"{func} changes spilled gradients of {len(homes)} groups of parameters at once, and"
-            f" there is room for {PLACES}; do it tensor by tensor, or give a larger dram"
+            f"{func} changes spilled gradients of {len(homes)} groups of parameters at once, but "
+            f"there is room for {PLACES} only. Change them tensor by tensor, or give a larger dram"
         )
     real = {id(each): each.clone() for each in outside}  # first: each may push out what was brought
     copies = {each.untyped_storage()._cdata for each in real.values()}
@@ -398,7 +399,8 @@ def _outward(
     base = next((each for each in bases if each.region.holds(value)), None)
     if base is None:
         raise Unsupported(
-            "views of several spilled gradients cannot be had at once; take copies (.clone()), or"
+            "views of several spilled gradients at once are not supported; take copies "
+            "(.clone()), or"
             " give a larger dram"
         )
     return base.like(value)

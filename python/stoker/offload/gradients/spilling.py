@@ -160,10 +160,10 @@ class SpillingGradients(Gradients):
         size = param.numel * param.unit.dtype.itemsize
         self.event("gradient outside dram", parameter=param.name, bytes=size)
         warnings.warn(
-            f"the gradient of {param.name} stays in ordinary memory ({size} bytes), and that of"
-            " every other parameter of which an earlier gradient is kept alive: that dram does not"
-            " count; let go of earlier gradients (or copies: p.grad.clone()) before the next"
-            " backward",
+            f"the gradient of {param.name} stays in ordinary memory ({size} bytes), outside the "
+            f"cap, because an earlier gradient is kept alive. The same holds for other such "
+            f"parameters. Release earlier gradients before the next backward, or keep copies "
+            f"(p.grad.clone())",
             stacklevel=2,
         )
 
@@ -227,7 +227,7 @@ class SpillingGradients(Gradients):
             if address != own and address in self.window.addresses:
                 raise StokerError(
                     f"the gradient of {segment.param.name} left memory before its update began;"
-                    " this is a defect of Stoker: please report it"
+                    " this is a bug in Stoker: please report it"
                 )
 
     def mark(self, grad: torch.Tensor) -> tuple | None:

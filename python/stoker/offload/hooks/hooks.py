@@ -355,8 +355,8 @@ class Hooks:
             return packed.unpack(packed.packed)
         if self._removed:
             raise StokerError(
-                "this backward belongs to an optimizer that was closed: what it needs is not in"
-                " memory any more; run backward before opt.close()"
+                "this backward belongs to an optimizer that was closed, so its weights have left "
+                "memory; run backward before opt.close()"
             )
         if isinstance(packed, Saved):
             with self.lock:

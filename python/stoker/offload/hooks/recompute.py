@@ -73,8 +73,8 @@ class Recomputed:
         if _fills_a_cache(args, named):
             if self.on and self._module.training:
                 warnings.warn(
-                    f"layer {self.block.name} is not computed again: it adds to a cache of keys and"
-                    " values; switch that off for training (use_cache=False)",
+                    f"layer {self.block.name} is not recomputed, because it fills a cache of "
+                    f"keys and values; switch the cache off for training (use_cache=False)",
                     stacklevel=2,
                 )
             return self._forward(*args, **named)
@@ -247,8 +247,8 @@ class Auto:
         except (StokerError, OSError) as error:
             self._event("activations", problem=str(error))
             warnings.warn(
-                f'how fast the disk is could not be tried ({error}), so activations="auto" computes'
-                " nothing again; training goes on",
+                f"the disk's speed could not be measured ({error}), so"
+                ' activations="auto" recomputes nothing; training goes on',
                 stacklevel=2,
             )
             return

@@ -212,8 +212,8 @@ def _check_memory(named: Iterable[tuple[str, nn.Parameter]]) -> None:
             continue
         if _extent(here) < here.numel():
             raise InvalidArgument(
-                f"elements of {name} share memory (it was expanded, perhaps), so they cannot have "
-                f"values of their own in a store; make it anew with {name}.clone()"
+                f"elements of {name} share memory (it was expanded, perhaps), so they cannot "
+                f"have separate values in a store; make it again with {name}.clone()"
             )
         begin = here.data_ptr()
         there.append(

@@ -77,7 +77,7 @@ def _refuse(context: Any, name: str) -> None:
     if config.get("triton.cudagraphs") or getattr(backend, "compiler_name", "") == "cudagraphs":
         what = f"module {name}" if name else "this model"
         raise InvalidArgument(
-            f"{what} is compiled with CUDA graphs. They need weights at fixed addresses, but"
-            " offloaded weights move. Compile its blocks one by one before stoker.offload(),"
+            f"{what} is compiled with CUDA graphs, which need weights at fixed addresses. "
+            f"Offloaded weights move. Compile its blocks one by one before stoker.offload(),"
             ' without mode="reduce-overhead" or "max-autotune"'
         )

@@ -26,7 +26,7 @@ class Waits:
     def __call__(self, cause: str) -> Iterator[None]:
         if cause not in self.seconds:
             raise InvalidArgument(
-                f"{cause!r} is no cause of waiting; the ledger knows {', '.join(CAUSES)}"
+                f"{cause!r} is not a cause of waiting; the ledger knows {', '.join(CAUSES)}"
             )
         if self._inside:
             yield

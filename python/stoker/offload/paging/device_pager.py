@@ -166,9 +166,8 @@ class DevicePager(Pager):
                 return False
             elif self._fixed:
                 raise OverBudget(
-                    f"block {wanted.name} does not fit on {self.device} beside the blocks in use at"
-                    " the same time; "
-                    "the smallest device_memory that gets past this point is"
+                    f"block {wanted.name} does not fit on {self.device} together with the other "
+                    f"blocks in use. The smallest device_memory that gets past this point is"
                     f' "{-(-(self._held + wanted.slot_bytes) >> 20)}MiB"'
                 )
             else:

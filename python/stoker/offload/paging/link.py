@@ -116,8 +116,9 @@ class CudaLink:
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=self.device)
             raise StokerError(
-                f"{arena.size >> 20} MiB of host memory could not be pinned for {self.device} (CUDA"
-                f" error {status}); give a smaller dram, or raise the limit that `ulimit -l` shows"
+                f"{arena.size >> 20} MiB of host memory could not be pinned for {self.device} "
+                f"(CUDA error {status}). Give a smaller dram, or raise the limit that `ulimit "
+                f"-l` shows"
             )
         self._pinned.append(arena)
 

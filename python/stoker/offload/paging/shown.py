@@ -376,9 +376,9 @@ class Shown:
                         continue
                     if tensor.shape != param.size:
                         raise InvalidArgument(
-                            f"{param.name} was given the shape {list(tensor.shape)}, and the store "
-                            f"holds {list(param.size)}, so the change was dropped; make it before "
-                            "stoker.offload()"
+                            f"{param.name} was given the shape {list(tensor.shape)}, but the "
+                            f"store holds {list(param.size)}, so the change was dropped; change "
+                            f"the shape before stoker.offload()"
                         )
                     if not copy.changed and copy.digest not in (None, self.digest(tensor)):
                         self._note(param, copy, copy.hashed_early)
@@ -492,8 +492,8 @@ class Shown:
         for (_, end, one), (begin, _, other) in zip(spans, spans[1:]):
             if begin < end and (one in values or other in values):
                 raise InvalidArgument(
-                    f"{one.name} and {other.name} were given the same memory, but each has its own"
-                    " place in the store, so the change was dropped. Make them one Parameter before"
+                    f"{one.name} and {other.name} now share memory, but each has its own place "
+                    f"in the store, so the change was dropped. Make them one Parameter before"
                     " stoker.offload(), or give each a copy (.clone())"
                 )
 

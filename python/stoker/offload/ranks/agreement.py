@@ -144,9 +144,9 @@ def judge(found: list[dict[str, Any]]) -> int | None:
     for each in holders:
         if each["world"] != len(found):
             raise Mismatch(
-                f"the run in {each['path']} was made by {each['world']} processes, and these are"
-                f" {len(found)}; resume it with as many, or take it to a new store by a checkpoint"
-                " (restore=)"
+                f"the run in {each['path']} was made by {each['world']} processes, but now there "
+                f"are {len(found)}. Resume it with as many, or move it to a new store through a "
+                f"checkpoint (restore=)"
             )
     first = holders[0]
     for rank, each in enumerate(found):
@@ -154,7 +154,7 @@ def judge(found: list[dict[str, Any]]) -> int | None:
             raise Mismatch(
                 f"rank {rank} finds no run in {each['path']}, but {first['path']} holds one at"
                 f" step {first['step']}. Give each rank the folders it had. If they are lost, give"
-                " all ranks empty folders, to go on from a checkpoint (restore=) or to start anew"
+                " all ranks empty folders, to go on from a checkpoint (restore=) or to start again"
             )
         if each["rank"] != rank:
             raise Mismatch(
@@ -177,7 +177,7 @@ def _common(found: list[dict[str, Any]]) -> int:
         if str(step) not in each["timelines"] or each["step"] > step + 1:
             raise Mismatch(
                 f"the store in {last['path']} is at step {step}, the one in {each['path']} at step"
-                f" {each['step']}, and it cannot go back that far. One of them is an old copy:"
+                f" {each['step']}, which cannot go back that far. One of them is an old copy:"
                 " give each rank the folders it had last"
             )
         if each["timelines"][str(step)] != last["timelines"][str(step)]:

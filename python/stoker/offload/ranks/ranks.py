@@ -90,9 +90,9 @@ class Ranks:
                 or mesh != next(iter(params.values())).device_mesh
             ):
                 raise InvalidArgument(
-                    f"parameter {name} is placed as {placements} over a mesh of {mesh.ndim}"
-                    " dimensions; Stoker offloads what one mesh of one dimension shards (no HSDP,"
-                    " no tensor parallelism)"
+                    f"parameter {name} is placed as {placements} over a mesh of {mesh.ndim} "
+                    f"dimensions. Stoker offloads parameters that one mesh of one dimension "
+                    f"shards (no HSDP, no tensor parallelism)"
                 )
             if param.is_meta:
                 raise InvalidArgument(

@@ -67,12 +67,14 @@ def build(
     afterwards. The store is free in between: building or making another model in it removes the
     weights.
     """
-    snapshots = whole("snapshots", snapshots, "is no number of snapshots; give 0 or more", least=0)
+    snapshots = whole(
+        "snapshots", snapshots, "is not a number of snapshots; give 0 or more", least=0
+    )
     path, dram_bytes = os.fspath(store), parse_bytes("dram", dram)
     if not folders_of(path):
         raise InvalidArgument(
-            "stoker.build() leaves weights in the store until stoker.offload() takes them up,"
-            f" which {path!r} cannot keep so long; give a directory"
+            "stoker.build() keeps weights in the store until stoker.offload() uses them, which "
+            "{path!r} cannot do; give a directory"
         )
     sizes, buffers = _sizes_of(factory)
     largest = Algorithm("adamw", True, True)  # the optimizer is not known yet
@@ -132,12 +134,12 @@ class Paged(Absent):
             return (
                 f"stoker.build() found a run in the store at {self.path}, so it kept no initial"
                 f" values of parameter {name}; pass store={self.path!r} with resume=True to go on"
-                " with that run, or build the model anew with another store"
+                " with that run, or build the model again with another store"
             )
         return (
             f"stoker.build() left the values of parameter {name} in the store at {self.path}, and"
             " the store given to stoker.offload() has them not (it is another one, or another"
-            f" model was made in it since); pass store={self.path!r}, or build the model anew"
+            f" model was made in it since); pass store={self.path!r}, or build the model again"
         )
 
     def changed(self, param: torch.Tensor) -> bool:

@@ -64,8 +64,8 @@ class Changes:
             )
         )
         raise InvalidArgument(
-            f"{param.name} was changed in place, which the store did not see, so the change was"
-            f" dropped; {advice}"
+            f"{param.name} was changed in place. The store did not see the change, so it was "
+            f"dropped; {advice}"
         )
 
     def dropped(self, param: Param) -> None:

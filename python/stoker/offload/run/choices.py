@@ -45,11 +45,11 @@ class Choices:
             )
         if self.activations_form != "exact" and self.activations in ("keep", "recompute"):
             raise InvalidArgument(
-                f"activations_form={self.activations_form!r} is how activations are stored, and"
-                f" activations={self.activations!r} stores none; choose disk, dram or auto"
+                f"activations_form={self.activations_form!r} says how to store activations, but "
+                f"activations={self.activations!r} stores none; choose disk, dram or auto"
             )
         if self.device_memory is not None and self.link is None:
             raise InvalidArgument(
-                "device_memory= caps the weights on an accelerator, and this model computes on the"
-                " CPU; leave it out: dram= is the cap here"
+                "device_memory= caps the weights on an accelerator, but this model computes on "
+                "the CPU. Leave it out: dram= is the cap here"
             )

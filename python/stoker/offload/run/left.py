@@ -22,8 +22,8 @@ def refuse_state_dict(model: nn.Module, session: Session) -> None:
 
     def refuse(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         raise StokerError(
-            f"this model's weights are in the store at {path}, whose optimizer was closed; call"
-            " state_dict() before close(), or offload again with resume=True"
+            f"this model's weights are in the store at {path}, but its optimizer was closed. "
+            f"Call state_dict() before close(), or stoker.offload() with resume=True"
         )
 
     def refuse_load(
@@ -32,8 +32,8 @@ def refuse_state_dict(model: nn.Module, session: Session) -> None:
         if metadata.get("assign_to_params_buffers"):
             return  # the model gets parameters of its own
         raise StokerError(
-            f"this model's weights are in the store at {path}, whose optimizer was closed; offload "
-            "again with resume=True and load then, or load into a new model"
+            f"this model's weights are in the store at {path}, but its optimizer was closed. "
+            f"Call stoker.offload() with resume=True, then load; or load into a new model"
         )
 
     forget(session.by_tensor)  # they may have been left, or built, before

@@ -99,8 +99,8 @@ def resume(session: Session) -> None:
     ]
     if changed:
         warnings.warn(
-            f"this run was made under another environment ({', '.join(changed)}): it goes on,"
-            " but not bit for bit as there",
+            f"this run was made under another environment ({', '.join(changed)}): it continues, "
+            f"but not bit for bit",
             stacklevel=4,
         )
 

@@ -128,8 +128,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         sizes = lambda groups: [len(group["params"]) for group in groups]
         if sizes(self.param_groups) != sizes(state_dict["param_groups"]):
             raise Mismatch(
-                f"the state_dict has parameter groups of {sizes(state_dict['param_groups'])}"
-                f" parameters, the optimizer of {sizes(self.param_groups)}"
+                f"the state_dict has parameter groups with {sizes(state_dict['param_groups'])}"
+                f" parameters, the optimizer has groups with {sizes(self.param_groups)}"
             )
         if "stoker" in state_dict:
             refer(self._session, state_dict["stoker"])

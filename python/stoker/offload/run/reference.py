@@ -44,6 +44,6 @@ def refer(session: Session, to: dict[str, Any]) -> None:
         )
         raise Mismatch(
             f"this state_dict refers to step {to['step']}, but the run in {now['store']} is at"
-            f" step {now['step']} and keeps no snapshot of that step; go on from step"
-            f" {now['step']}{advice}"
+            f" step {now['step']} and keeps no snapshot of that step. Continue from step "
+            f"{now['step']}{advice}"
         )

@@ -29,7 +29,7 @@ def plan(
     """planner.plan() of a session, by the recorded order once there is one. `policy`,
     `step`: the one in use now, and its row."""
     if session.agreement is not None:
-        raise Unsupported("there is no plan of a sharded run; opt.ledger tells what it does")
+        raise Unsupported("a sharded run has no plan; opt.ledger shows what the run does")
     planes, recorder = session.planes, session.pager.recorder
     recorded = max(
         (order.uses for key, order in recorder.orders.items() if key[1] and key[2]),

@@ -268,16 +268,16 @@ class Session:
             self.hooks.unwind()
             if self.pager.held:
                 raise InvalidArgument(
-                    "opt.step() inside stoker.gather() would be undone by it; leave the with block"
-                    " first"
+                    "stoker.gather() would undo opt.step(); leave the with block first"
                 )
             self.shown.settle()
             self.changes.check_in_place()
             self.shown.check_given()
             if names := self.record.unattached():
                 warnings.warn(
-                    f"the run holds the state of {', '.join(names)}, and nothing of that name is"
-                    f" attached: it is not kept. Call opt.attach({names[0]}=...) before the first"
+                    f"the run holds the state of {', '.join(names)}, but nothing of that name is "
+                    f"attached, so that state is dropped. Call opt.attach({names[0]}=...) before "
+                    f"the first"
                     " step",
                     stacklevel=5,
                 )

@@ -49,8 +49,8 @@ def check_stored(runtime: OpenStore, blocks: list[Block], algorithm: Algorithm) 
     if stored["momentum"] != algorithm.momentum:
         had, has = ("with", "none") if stored["momentum"] else ("without", "some")
         raise Mismatch(
-            f"the run in {runtime.path} was trained {had} momentum, and this optimizer has {has};"
-            " make it as then"
+            f"the run in {runtime.path} was trained {had} momentum, but this optimizer has "
+            f"{has}; make it as it was then"
         )
     return replace(algorithm, seed=stored.get("seed", 0))
 
@@ -247,8 +247,8 @@ class StepRecord:
         has other groups."""
         if len(self.groups()) != len(state["groups"]):
             raise Mismatch(
-                f"the run in {runtime.path} has {len(state['groups'])} parameter groups, the"
-                f" optimizer has {len(self.groups())}; make it as then"
+                f"the run in {runtime.path} has {len(state['groups'])} parameter groups, but the "
+                f"optimizer has {len(self.groups())}; make it as it was then"
             )
         self.check_members(runtime)
         self.take_up(state, runtime.store)

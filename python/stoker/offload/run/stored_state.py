@@ -183,8 +183,8 @@ class StoredState:
         """Begins to replace weights, as one durable commit."""
         if self._session.agreement is not None:
             raise Unsupported(
-                "a sharded run takes no weights from elsewhere once it has begun; load them into"
-                " the model before stoker.offload()"
+                "a sharded run cannot load other weights once it has begun; load them into the "
+                "model before stoker.offload()"
             )
         self._session.steps.abandon()  # what was speculated consumed the old weights
         self._session.flush()

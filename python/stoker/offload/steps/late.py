@@ -136,9 +136,9 @@ class Late:
     @staticmethod
     def _changed(block: Block) -> StokerError:
         return StokerError(
-            f"gradients of {block.name} were changed between opt.step() and the update that policy"
-            " lazy makes of them in the next forward, so that step is lost and the one before it"
-            " stands; clear gradients with opt.zero_grad(), or use another policy"
+            f"gradients of {block.name} were changed after opt.step(), but policy lazy still "
+            f"needed them for its update in the next forward. That step is lost; the step before "
+            f"it is intact. Clear gradients with opt.zero_grad(), or use another policy"
         )
 
     def catch_up(self, block: Block) -> None:

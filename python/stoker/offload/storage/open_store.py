@@ -93,13 +93,13 @@ def folders_of(store: str) -> list[str]:
     InvalidArgument for a coded one, Unsupported for one without transactions."""
     if store.startswith("coded("):
         raise InvalidArgument(
-            f"a run's state lies in a local store, not in {store}; give one folder, or several with"
-            " commas between them"
+            f"a run needs a local store, not {store}; give one folder, or several separated by"
+            " commas"
         )
     if store.startswith(("dir:", "s3:")):
         raise Unsupported(
-            f"training needs a store that changes many objects at once, and {store} changes one at"
-            " a time; give a folder, or several with commas between them"
+            f"training needs a store that changes many objects at once, but {store} changes one at"
+            " a time. Give a folder, or several separated by commas"
         )
     return [] if store.startswith("memory:") else store.removeprefix("local:").split(",")
 
@@ -116,14 +116,14 @@ class OpenStore:
         patience = whole(
             "stall_seconds",
             stall_seconds,
-            "is no time to wait for a disk; give a whole number of seconds, at least 1",
+            "is not a time to wait for a disk; give a whole number of seconds, at least 1",
         )
         if not store:
-            raise InvalidArgument("store: an empty name is no place for a run; give a folder")
+            raise InvalidArgument("store: an empty name is not a place for a run; give a folder")
         if dram_bytes > (there := memory_bytes()):
             raise InvalidArgument(
-                f"dram: {_core.human_bytes(dram_bytes)} is more than the memory of this machine, "
-                f"{_core.human_bytes(there)}; leave some of that to torch and activations"
+                f"dram: {_core.human_bytes(dram_bytes)} is more than this machine's memory, "
+                f"{_core.human_bytes(there)}; leave some for torch and activations"
             )
         self.path = store
         self.dram_bytes = dram_bytes
@@ -196,11 +196,11 @@ class OpenStore:
         )
         raise OverBudget(
             f"the memory budget of {_core.human_bytes(self.dram_bytes)} is too small for this"
-            f" model: gradients ({spilling}) take "
-            f"{(layout.gradients_least + layout.passing) / MIB:.1f} MiB, the "
-            f"largest blocks in use together {(layout.working + layout.pinned) / MIB:.1f} MiB, two"
-            f" tiles of optimizer state {layout.staging_least / MIB:.1f} MiB; "
-            f'the smallest budget that works is dram="{smallest}MiB"'
+            f" model. Gradients ({spilling}) take"
+            f" {(layout.gradients_least + layout.passing) / MIB:.1f} MiB, the largest blocks in use"
+            f" together {(layout.working + layout.pinned) / MIB:.1f} MiB, two tiles of optimizer"
+            f" state {layout.staging_least / MIB:.1f} MiB;"
+            f' the smallest budget that works is dram="{smallest}MiB"'
         )
 
     def plane_io(self, arena: _core.Arena, layout: Layout, algorithm: Algorithm) -> _core.PlaneIo:

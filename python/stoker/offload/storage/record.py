@@ -33,8 +33,8 @@ def _inline(_where: str, _tensor: torch.Tensor) -> None:
 
 def _no_part(number: int) -> Any:
     raise Corruption(
-        f"this record points to part {number}, which is kept outside of it, and it has no such"
-        " parts: it is damaged, or another kind of record; go back to a snapshot or a checkpoint"
+        f"this record refers to part {number}, which does not exist. The record is damaged or of "
+        f"another kind: go back to a snapshot or a checkpoint"
     )
 
 

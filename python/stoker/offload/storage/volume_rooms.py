@@ -43,9 +43,9 @@ def rooms(folders: list[str], needed: int, sharers: int = 1) -> list[int]:
     if sum(disk.free for disk in disks) < needed:
         have = ", ".join(f"{disk} has {_core.human_bytes(disk.free)}" for disk in disks)
         raise OutOfSpace(
-            f"the store over {', '.join(folders)} needs {_core.human_bytes(needed)} for data, but"
-            f" its disks have too little free space beside its journal: {have}; free some space,"
-            " or add a folder on another disk to store="
+            f"the store over {', '.join(folders)} needs {_core.human_bytes(needed)} for data, "
+            f"but after the journal its disks have too little free space: {have}. Free some "
+            f"space, or add a folder on another disk to store="
         )
     rates = _rates(disks)
     shares = share_out(needed, rates, [disk.free for disk in disks], sharers)

@@ -123,7 +123,8 @@ TEST(NvmeCommand, StatusesAreSentencesThatNameThePlace) {
   };
   EXPECT_NE(error_of(0x281).what.find("media error"), std::string::npos);
   EXPECT_EQ(error_of(0x281).code, Code::io);
-  EXPECT_EQ(error_of(0x4281).what, error_of(0x281).what) << "the bit 'do not retry' is no status";
+  EXPECT_EQ(error_of(0x4281).what, error_of(0x281).what)
+      << "the bit 'do not retry' is not a status";
   EXPECT_NE(error_of(0x082).what.find("not ready"), std::string::npos);
   EXPECT_NE(error_of(0x007).what.find("aborted"), std::string::npos);
   EXPECT_EQ(error_of(0x081).code, Code::out_of_space);

@@ -42,10 +42,9 @@ Status check_type(const OpenFile& request, const std::string& device) {
   struct stat st {};
   if (stat(device.c_str(), &st) != 0 || S_ISCHR(st.st_mode)) return {};  // open(2) will say why
   return fail(Code::invalid_argument, "cannot open '{}': {}", request.path,
-              S_ISBLK(st.st_mode)
-                  ? "it is a block device, without the word nvme: it works as it is; "
-                    "commands go to the device /dev/ng... of the same number"
-                  : "it is no device");
+              S_ISBLK(st.st_mode) ? "it is a block device: name it without nvme:, or name the "
+                                    "device /dev/ng... of the same number"
+                                  : "it is not a device");
 }
 
 // Carries one command about the drive itself and waits for it.
@@ -97,8 +96,8 @@ Status check_unused(const std::string& device, const std::string& path) {
     usleep(5'000);
   }
   return fail(Code::busy,
-              "'{}' cannot be had: its block device {} is in use, by a mounted file system, as "
-              "swap or as a part of a RAID; end that first",
+              "'{}' cannot be used: its block device {} is in use (mounted, swap or part of a "
+              "RAID). End that first",
               path, block);
 }
 
@@ -123,7 +122,7 @@ uint64_t kernel_bytes(const std::string& device) {
 Result<Space> identify_device(int fd, const std::string& path) {
   const int number = ioctl(fd, NVME_IOCTL_ID);
   if (number <= 0)
-    return Error{Code::invalid_argument, errno, "'" + path + "' is no NVMe namespace"};
+    return Error{Code::invalid_argument, errno, "'" + path + "' is not an NVMe namespace"};
   alignas(4096) std::array<std::byte, kIdentifyBytes> answer{};
   STOKER_TRY(administer(fd, identify(kIdentifyController, 0, answer), path));
   const Controller controller = read_controller(answer);

@@ -249,7 +249,7 @@ Status PciDevice::map_registers() {
   region.argsz = sizeof region;
   region.index = VFIO_PCI_BAR0_REGION_INDEX;
   if (ioctl(device_, VFIO_DEVICE_GET_REGION_INFO, &region) != 0)
-    return fail(errno, "the drive's registers are not to be had");
+    return fail(errno, "the drive's registers are not available");
   void* mapped = mmap(nullptr, region.size, PROT_READ | PROT_WRITE, MAP_SHARED, device_,
                       static_cast<off_t>(region.offset));
   if (mapped == MAP_FAILED) return fail(errno, "the drive's registers cannot be mapped");
@@ -279,7 +279,7 @@ Status PciDevice::let_reach_memory(bool may) {
   region.argsz = sizeof region;
   region.index = VFIO_PCI_CONFIG_REGION_INDEX;
   if (ioctl(device_, VFIO_DEVICE_GET_REGION_INFO, &region) != 0)
-    return fail(errno, "the drive's PCI registers are not to be had");
+    return fail(errno, "the drive's PCI registers are not available");
   const auto at = static_cast<off_t>(region.offset + PCI_COMMAND);
   uint16_t command = 0;
   if (pread(device_, &command, sizeof command, at) != sizeof command)

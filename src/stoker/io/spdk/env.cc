@@ -12,14 +12,14 @@ namespace stoker::spdk {
 namespace {
 
 Error bad_address(const std::string& address) {
-  return fail(Code::invalid_argument, "'{}' is no PCI address; write for example 0000:00:04.0",
+  return fail(Code::invalid_argument, "'{}' is not a PCI address; write for example 0000:00:04.0",
               address);
 }
 
 Error not_shown(const std::string& address) {
   return fail(Code::busy,
-              "SPDK was started in this process without the drive {}, and takes no more; open all "
-              "drives in one store, or let our own driver do it: nvme:{}",
+              "this process started SPDK without the drive {}, and SPDK cannot add drives later. "
+              "Open all drives in one store, or use Stoker's own driver: nvme:{}",
               address, address);
 }
 
@@ -57,7 +57,7 @@ Status Env::start(const std::vector<std::string>& addresses) {
   MutexLock lock(mutex_);
   if (shown_.empty()) {
     // With nothing on the list all devices are shown.
-    if (addresses.empty()) return fail(Code::invalid_argument, "SPDK is to be told its drives");
+    if (addresses.empty()) return fail(Code::invalid_argument, "SPDK was given no drives");
     STOKER_TRY(start_environment(addresses));
     shown_ = addresses;
     return {};

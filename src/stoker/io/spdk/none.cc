@@ -7,7 +7,7 @@ Result<SpdkEngine> make_spdk_engine(const std::vector<std::string>& targets, uin
   const std::string address = targets.empty() ? "0000:00:04.0" : targets[0].substr(10);
   return fail(Code::unsupported,
               "this build has no SPDK; build it where pkg-config finds spdk_nvme and "
-              "spdk_env_dpdk, or let our own driver do it: nvme:{}",
+              "spdk_env_dpdk, or use Stoker's own driver: nvme:{}",
               address);
 }
 

@@ -59,7 +59,7 @@ Status CachedStore::read_now(const std::string& key, const std::string& tag, uin
     if (!same) return same.error();
     if (*same) return {};
   }
-  if (!tag.empty()) return fail(Code::conflict, "'{}' is replaced again and again", key);
+  if (!tag.empty()) return fail(Code::conflict, "'{}' is replaced repeatedly", key);
   return slow_->read(key, offset, into, options).wait();  // written all the time: not kept
 }
 

@@ -62,7 +62,7 @@ Result<std::unique_ptr<Slots>> Slots::open(std::unique_ptr<Store> fast, const He
     if (!object.key.starts_with("cache/"))
       return fail(
           Code::invalid_argument,
-          "'{}' holds the object '{}', so it is no cache; name a store that may be overwritten",
+          "'{}' holds the object '{}', so it is not a cache; name a store that may be overwritten",
           fast->info().composition, object.key);
   }
   std::unique_ptr<Slots> slots(new Slots(std::move(fast), header));

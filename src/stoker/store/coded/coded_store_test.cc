@@ -571,7 +571,7 @@ TEST_F(CodedFiles, AReplacedShardIsMadeWhereThatIsAskedForAndOnADiskOfItsOwn) {
   std::ofstream(root_ + "/d0/stoker.shard", std::ios::binary) << "my only copy of something";
   options_.same_disk = true;
   EXPECT_TRUE(says(error_of("2+1", "/d{0..2}", Code::mismatch),
-                   "holds 25 bytes that are no shard of a coded store"));
+                   "holds 25 bytes that are not a shard of a coded store"));
   std::filesystem::resize_file(root_ + "/d0/stoker.shard", 0);
   std::filesystem::resize_file(root_ + "/d0/stoker.shard", 25);
   EXPECT_TRUE(
@@ -628,13 +628,13 @@ TEST_F(CodedFiles, SwappedForeignAndDoubledShardsAreRecognised) {
       << "the others suffice";
   EXPECT_TRUE(
       says(error_of("2+1", "/new0," + root_ + "/new1," + root_ + "/foreign", Code::mismatch),
-           "holds something that is no shard"));
+           "holds something that is not a shard"));
   EXPECT_TRUE(says(error_of("2+1", "/d0," + root_ + "/new1," + root_ + "/foreign", Code::not_found),
-                   "holds something that is no shard"));
+                   "holds something that is not a shard"));
   options_.create = false;
   EXPECT_TRUE(
       says(error_of("2+1", "/new0," + root_ + "/new1," + root_ + "/foreign", Code::mismatch),
-           "holds something that is no shard"));
+           "holds something that is not a shard"));
   std::ostringstream foreign;
   foreign << std::ifstream(root_ + "/foreign", std::ios::binary).rdbuf();
   EXPECT_EQ(foreign.str(), std::string(256 * kKiB, 'x')) << "and what it holds is somebody's";

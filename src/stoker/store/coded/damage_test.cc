@@ -434,7 +434,7 @@ TEST(CodedDamage, AShardWhoseHeadWasWrittenOverIsMissingAndNeverWrittenTo) {
   {
     auto store = std::move(*world.open_small());
     ASSERT_EQ(store->health().troubles.size(), 1U);
-    EXPECT_NE(store->health().troubles[0].find("'d2' holds something that is no shard"),
+    EXPECT_NE(store->health().troubles[0].find("'d2' holds something that is not a shard"),
               std::string::npos)
         << store->health().troubles[0];
     update(*store, "a", content, 8192, 8192, 2);

@@ -164,7 +164,7 @@ class Checking {
     } else if (newest != 0 && number_of(image_stamp_) == report_.committed) {
       report_.notes.push_back(
           std::move(what) +
-          ", as after a crash: it is written anew when the store is opened for writing");
+          ", as after a crash: it is written again when the store is opened for writing");
     } else {
       report_.problems.push_back(std::move(what));
     }

@@ -173,11 +173,10 @@ Status LogSet::drop_shards(ShardSet failed, const std::string& why) {
 
 // No shard failed: the fence says that this writer's time is over.
 Status LogSet::refuse_outdone() {
-  const Error refused =
-      fail(Code::read_only,
-           "another writer has opened {} meanwhile, and its shards take nothing from this one any "
-           "more: close it, and open it again when the other one has ended",
-           map_.name());
+  const Error refused = fail(Code::read_only,
+                             "another writer has opened {}, so its shards refuse writes from this "
+                             "one. Close it, and open it again when the other writer has ended",
+                             map_.name());
   map_.lock()->refused = refused;
   return fail(Code::io, "{}", refused.what);
 }

@@ -252,7 +252,7 @@ TEST(CodedPlaces, AFewBytesThatAreNoShardAreNotBlank) {
     EXPECT_EQ(read_all(*store, "a"), content);
     ASSERT_EQ(store->health().troubles.size(), 1U);
     EXPECT_NE(store->health().troubles[0].find("'d2' holds " + std::to_string(bytes) +
-                                               " bytes that are no shard"),
+                                               " bytes that are not a shard"),
               std::string::npos)
         << store->health().troubles[0];
     store.reset();

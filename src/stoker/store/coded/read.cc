@@ -277,7 +277,7 @@ Status Reader::fetch_from_logs(std::vector<Run> left, Priority priority) {
   if (left.empty()) return {};
   const Run& run = left.front();
   return fail(Code::corruption,
-              "block {} of chunk {} of stripe {} is in the logs of no live shard intact: bring "
+              "block {} of chunk {} of stripe {} is intact in no log of a live shard: bring "
               "missing disks back, or restore the object from a copy",
               run.first, run.chunk, run.stripe->id);
 }

@@ -353,7 +353,7 @@ Status Rebuilder::mend_unread(const StripePtr& stripe) {
   }
   if (map_.lock()->unread_positions(shape_, *stripe) == 0) return {};
   return fail(Code::corruption,
-              "header pages of stripe {} can neither be read nor told from the others: bring "
+              "header pages of stripe {} can neither be read nor computed from the others: bring "
               "missing disks back",
               stripe->id);
 }

@@ -14,8 +14,8 @@ Status Recovery::run(bool read_only) {
   if (const auto there = static_cast<size_t>(std::popcount(shards_.knowing()));
       there < shape_.present_min()) {
     return fail(Code::not_found,
-                "only {} of the {} shards are there: with fewer than {} it cannot be told what was "
-                "written last; bring more disks back{}",
+                "only {} of the {} shards are there: fewer than {} cannot tell which writes are "
+                "the latest; bring more disks back{}",
                 there, shape_.shards, shape_.present_min(), shards_.missing());
   }
   ShardSet current = shards_.current();
@@ -33,9 +33,8 @@ Status Recovery::run(bool read_only) {
                 "the shards that were just made cannot be read: make the store once more, on disks "
                 "that work");
   if (current == 0)
-    return fail(
-        Code::not_found,
-        "none of the shards that are there holds what was written last: bring more disks back");
+    return fail(Code::not_found,
+                "none of the present shards holds the latest writes: bring more disks back");
   if (!found_.has_image)
     return fail(Code::corruption,
                 "no shard has an intact object table: bring missing disks back, or restore the "
@@ -61,21 +60,21 @@ Status Recovery::run(bool read_only) {
   } else if (!hidden_.empty()) {
     writable = false;
     refuse(fail(Code::read_only,
-                "{}; what can be read is served: bring missing disks back, or copy what is right "
+                "{}. Readable data is served: bring missing disks back, or copy intact objects "
                 "into a new store",
                 hidden_));
   } else if (!writable && shape_.writable(current)) {
     refuse(fail(Code::read_only,
-                "sectors of the log or table of '{}' cannot be read, and with {} more such shards "
-                "and those that are missing they may be the last copy of something; what can be "
-                "read is served: bring missing disks back",
+                "sectors of the log or table of '{}' cannot be read. {} more shards are like that, "
+                "and others are missing, so they may hold the last copy of some data. Readable "
+                "data is served: bring missing disks back",
                 shards_[found_.unreadable.begin()->first].path, found_.unreadable.size() - 1));
   } else if (!writable) {
     const auto missing =
         static_cast<size_t>(shape_.shards) - static_cast<size_t>(std::popcount(current));
     refuse(fail(Code::read_only,
-                "{} of the {} shards are missing or not up to date, too many to write to it; what "
-                "can be read is served: bring disks back",
+                "{} of the {} shards are missing or not up to date, too many for writing. Readable "
+                "data is served: bring disks back",
                 missing, shape_.shards));
   }
   return writable ? settle() : Status();

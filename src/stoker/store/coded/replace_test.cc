@@ -76,7 +76,7 @@ TEST(CodedReplace, WhatHoldsDataOrIsNotNamedIsRefused) {
   const auto data = open_replacing(world, {2});
   ASSERT_FALSE(data);
   EXPECT_EQ(data.error().code, Code::mismatch);
-  EXPECT_NE(data.error().what.find("holds data that is no shard"), std::string::npos)
+  EXPECT_NE(data.error().what.find("holds data that is not a shard"), std::string::npos)
       << data.error().what;
   StoreOptions options;
   options.replace = {"elsewhere"};

@@ -302,7 +302,7 @@ class Scrubbing {
     if ((renewed_ & shard_bit(shard)) != 0) {
       report_->lose(
           "the log or table of '" + shards_[shard].path +
-          "' has sectors that cannot be read, although it was written anew: replace that disk");
+          "' has sectors that cannot be read, although it was written again: replace that disk");
       return true;
     }
     if (!shape_.writable(rest) || !report_->lost.empty() || (renewed_ & ~rest) != 0) {

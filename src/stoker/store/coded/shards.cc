@@ -66,8 +66,8 @@ Shape plan_shape(const CodedPlan& plan, const StoreOptions& options, const Coded
 Status check_plan(const CodedPlan& plan) {
   if (plan.k < 1 || plan.m < 1 || plan.k + plan.m > 32) {
     return fail(Code::invalid_argument,
-                "a code has at least one data and one parity chunk and at most 32 chunks in all, "
-                "not {}; 6+3 is a good choice for nine disks",
+                "a code has at least one data chunk, at least one parity chunk and at most 32 "
+                "chunks in all, not {}. 6+3 suits nine disks",
                 code_text(plan.k, plan.m));
   }
   if (plan.paths.size() < plan.k + plan.m) {
@@ -120,8 +120,8 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, const Runtim
                     [&](const std::string& each) { return plain(each) == plain(path); }))
       continue;
     return fail(Code::invalid_argument,
-                "'{}' is none of the shards of this store: name the new disk in the composition in "
-                "the place of the lost one, and again as the one to replace",
+                "'{}' is not a shard of this store. Put the new disk in the composition in place "
+                "of the lost one, and name it to --replace as well",
                 path);
   }
   std::unique_ptr<Shards> shards(new Shards(runtime));
@@ -301,7 +301,7 @@ void Shards::read_superblock(Member& shard, std::optional<Superblock>& found) {
   if (shard.file.bytes < kHeadBytes) {
     if (!is_zeros(shard))
       spoil("holds " + std::to_string(shard.file.bytes) +
-            " bytes that are no shard of a coded store: it was cut short, or is another file");
+            " bytes that are not a shard of a coded store: it was cut short, or is another file");
     return;
   }
   AlignedBytes head(kHeadBytes);
@@ -334,7 +334,8 @@ void Shards::read_superblock(Member& shard, std::optional<Superblock>& found) {
   }
   if (!found && text)
     spoil(
-        "holds something that is no shard of a coded store, or both copies of its superblock are "
+        "holds something that is not a shard of a coded store, or both copies of its superblock "
+        "are "
         "damaged");
   if (found && found->shape.file_bytes() > shard.file.bytes) {
     shard.trouble = "'" + shard.path + "' is cut short: it should have " +
@@ -400,11 +401,11 @@ Status Shards::identify(const CodedPlan& plan, std::vector<std::optional<Superbl
   shape_ = known->shape;
   store_ = known->store;
   if (shape_.k != plan.k || shape_.m != plan.m || shape_.shards != plan.paths.size()) {
-    return fail(
-        Code::mismatch,
-        "'{}' is a shard of a store coded {} over {} disks, not {} over {}: name it as it was made",
-        shards_[known_at].path, code_text(shape_.k, shape_.m), shape_.shards,
-        code_text(plan.k, plan.m), plan.paths.size());
+    return fail(Code::mismatch,
+                "'{}' is a shard of a store coded {} over {} disks, not {} over {}: open it with "
+                "the code and disks of its creation",
+                shards_[known_at].path, code_text(shape_.k, shape_.m), shape_.shards,
+                code_text(plan.k, plan.m), plan.paths.size());
   }
   std::vector<size_t> from(shards_.size(), SIZE_MAX);  // by index: where it stands in our list
   for (size_t i = 0; i < shards_.size(); ++i) {
@@ -477,10 +478,11 @@ Status Shards::make_one(Member& shard, const StoreOptions& options, bool files,
     const auto written = first_written(loop_, shard.file, shard.lock_fd, kHeadBytes);
     if (!written) return written.error().with("looking whether '" + shard.path + "' is empty");
     if (*written)
-      return fail(Code::mismatch,
-                  "'{}' begins like an empty file, but holds data that is no shard: give another "
-                  "path, or delete the file if nobody needs it",
-                  shard.path);
+      return fail(
+          Code::mismatch,
+          "'{}' begins like an empty file, but holds data that is not a shard: give another "
+          "path, or delete the file if nobody needs it",
+          shard.path);
   }
   if (there && shard.file.bytes >= shape_.file_bytes()) return {};
   if (there) {

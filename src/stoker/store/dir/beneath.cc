@@ -65,7 +65,7 @@ int walk_beneath(int root, std::string_view path, int flags) {
 }
 
 Error bad_key(std::string_view key, const std::string& why) {
-  return fail(Code::invalid_argument, "'{}' is no name of an object in a folder: {}", key, why);
+  return fail(Code::invalid_argument, "'{}' is not a name of an object in a folder: {}", key, why);
 }
 
 }  // namespace
@@ -112,7 +112,7 @@ Result<Beneath> Beneath::open(const std::string& path, bool openat2) {
   Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) {
     const int error = errno;
-    const std::string why = error == ENOTDIR  ? ": it is no folder"
+    const std::string why = error == ENOTDIR  ? ": it is not a folder"
                             : error == ENOENT ? ": there is no such folder"
                                               : "";
     return fail(error, "cannot open the folder '{}'{}", path, why);
@@ -176,7 +176,7 @@ Result<Fd> Beneath::make_folder(const std::string& path,
       return fail(errno, "cannot make the folder '{}' in '{}'", path, path_);
     }
   }
-  return fail(Code::busy, "the folder '{}' in '{}' is removed again and again by others; try later",
+  return fail(Code::busy, "the folder '{}' in '{}' is removed repeatedly by others; try later",
               path, path_);
 }
 

@@ -284,7 +284,7 @@ Status DirStore::publish(Staged& staged) {
   if (const Status synced = sync_folder(staged.folder.get(), folder_path); !synced) {
     return Error{Code::in_doubt, synced.error().sys_errno,
                  "'" + staged.key + "' in '" + root_.path() +
-                     "' was changed, but may be the old one again after a power cut; look at it "
+                     "' was changed, but a power cut may bring the old version back; look at it "
                      "before you commit it again"};
   }
   step({.kind = Kind::sync_folder, .path = folder_path});

@@ -224,7 +224,7 @@ TEST_F(LocalStoreTest, SpaceComesBackOnlyWhenTheCommitIsDurableAndAWriteThatNeed
     ASSERT_OK(change->write("b", 5, slice_of(bytes).sub(5, bytes.size() - 5)).wait());
     EXPECT_EQ(store_->info().durable, 3U);
     ASSERT_OK(change->commit(Durability::durable).wait());
-    EXPECT_EQ(store_->info().durable, 4U) << "what made room was no commit of its own";
+    EXPECT_EQ(store_->info().durable, 4U) << "what made room was not a commit of its own";
   }
   auto change = std::move(*store_->begin());
   Bytes bytes = pattern(128 * kKiB, 2);

@@ -79,7 +79,7 @@ Result<std::unique_ptr<Map>> check_map(const std::vector<std::string>& paths,
   STOKER_TRY(check_copies(journal, report));
   if (!report.problems.empty())
     report.advice.push_back(
-        "`stoker fsck --repair-map` writes the damaged headers and journal copies anew: their "
+        "`stoker fsck --repair-map` writes the damaged headers and journal copies again: their "
         "other copies have all that belongs there");
   local::Allocator allocator(map->limits());
   if (const Status status = allocator.take_all(*map); !status)

@@ -256,11 +256,11 @@ Error LocalStore::corrupt(std::string_view key, uint32_t index, const Chunk& chu
     }
   }
   const std::string rest = older.empty() ? "no snapshot has an earlier form of it, so restore the "
-                                           "store from a copy or write the object anew"
+                                           "store from a copy or write the object again"
                                          : "snapshot '" + older + "' has an earlier form of it";
   return fail(Code::corruption,
               "chunk {} of '{}' differs from its checksum (volume {}, byte {}): its bytes on disk "
-              "are damaged. `stoker fsck` tells all that is; {}",
+              "are damaged. `stoker fsck` lists all damage; {}",
               index, key, volume_of(chunk.place), block_of(chunk.place) * kBlock, rest);
 }
 

@@ -148,15 +148,15 @@ Status VolumeSet::read_headers() {
     const bool blank = !found && unreadable->empty() && all_zero(bytes.first(kHolderAt)) &&
                        all_zero(bytes.subspan(kHolderAt + kHeaderBytes));
     if (!found && volume.file.bytes < kHeaderRegion) {
-      return fail(Code::mismatch, "'{}' is no volume of a store: it is too small", volume.path);
+      return fail(Code::mismatch, "'{}' is not a volume of a store: it is too small", volume.path);
     }
     if (!found && !blank) {
       if (!error && error.error().code == Code::mismatch)
         return error.error().with("'" + volume.path + "'");
       return fail(Code::mismatch,
-                  "'{}' holds {} that is no Stoker store (or both copies of its header are "
-                  "damaged): give another path, or restore the store from a copy; `stoker create "
-                  "--overwrite` makes an empty store of a device",
+                  "'{}' holds {} that is not a Stoker store, or both copies of its header are "
+                  "damaged. Give another path, or restore the store from a copy. `stoker create "
+                  "--overwrite` makes an empty store on a device",
                   volume.path, what_begins_with(bytes));
     }
     if (found && found->volume_bytes > volume.file.bytes) {
@@ -229,11 +229,11 @@ Status VolumeSet::check_fresh(const Volume& volume) const {
   const auto written = first_written(*loop_, volume.file, volume.lock_fd, kHeaderRegion);
   if (!written) return written.error().with("looking whether '" + volume.path + "' is empty");
   if (!*written) return {};
-  return fail(Code::mismatch,
-              "'{}' begins like an empty file, but holds data from byte {} on that is no Stoker "
-              "store: give another path, or delete the file (of a device, its data: blkdiscard) if "
-              "nobody needs it",
-              volume.path, **written);
+  return fail(
+      Code::mismatch,
+      "'{}' begins like an empty file, but from byte {} on it holds data that is not a Stoker "
+      "store. Give another path, or delete the file (on a device: blkdiscard) if nobody needs it",
+      volume.path, **written);
 }
 
 Status VolumeSet::order_by_index() {

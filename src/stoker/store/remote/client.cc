@@ -314,7 +314,7 @@ class RemoteStore final : public Store, public HasAnswers {
 
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
     STOKER_ASSIGN(Answer answer, asked(Kind::stat, key, snapshot));
-    if (answer.objects.size() != 1) return fail(Code::corruption, "the server told of no object");
+    if (answer.objects.size() != 1) return fail(Code::corruption, "the server named no object");
     return std::move(answer.objects[0]);
   }
   Result<std::vector<ObjectInfo>> list(std::string_view prefix,

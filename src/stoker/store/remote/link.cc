@@ -77,7 +77,7 @@ Status Link::greet(bool read_only) {
 Error Link::gone(const char* what) const {
   return fail(
       Code::unavailable,
-      "the server of 'unix:{}' is gone: {}; try again when it serves, and begin transactions anew",
+      "the server of 'unix:{}' is gone: {}; try again when it serves, and begin transactions again",
       path_, what);
 }
 

@@ -40,7 +40,7 @@ class Listener {
     struct stat there {};
     if (lstat(path.c_str(), &there) == 0) {
       if (!S_ISSOCK(there.st_mode))
-        return fail(Code::already_exists, "'{}' is there, and is no socket", path);
+        return fail(Code::already_exists, "'{}' is there, and is not a socket", path);
       unlink(path.c_str());  // of a server that died: its lock was free
     }
     made->socket_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -148,7 +148,7 @@ Result<uint64_t> check_memory(int fd, uint64_t most) {
   if (seals < 0 || (seals & kSized) != kSized || fstat(fd, &found) != 0 || found.st_size < 0 ||
       static_cast<uint64_t>(found.st_size) > most)
     return fail(Code::corruption,
-                "a message breaks the protocol: its descriptor is no sealed memory of a size that "
+                "a message breaks the protocol: its descriptor is not sealed memory of a size that "
                 "is allowed");
   return static_cast<uint64_t>(found.st_size);
 }

@@ -458,8 +458,8 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
     return fail(Code::cancelled, "the request for {} was cancelled", what);
   if (answer.untrusted)
     return fail(Code::io,
-                "{}: no answer, as its certificate is not trusted ({}); look whether endpoint= is "
-                "right, or name the file of its authority by ca=",
+                "{}: no answer, as its certificate is not trusted ({}); check endpoint=, or name "
+                "the file of its authority by ca=",
                 what, tidy(answer.why));
   if (answer.outcome != Outcome::answered)
     return fail(Code::io, "{}: no answer ({})", what, tidy(answer.why));
@@ -475,7 +475,7 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
                   "have expired",
                   command.method, what, said);
     case 412:
-      return fail(Code::conflict, "{} is not as it was required to be", what);
+      return fail(Code::conflict, "{} does not meet the condition", what);
     case 416:
       return fail(Code::invalid_argument, "{} has fewer bytes than were asked for", what);
     case 501:
@@ -486,7 +486,7 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
     case 307:
     case 308:
       return fail(Code::io,
-                  "the server sends us elsewhere for {}, where we do not go; give its endpoint= "
+                  "the server redirects {}, and Stoker does not follow; give the right endpoint= "
                   "and region=",
                   what);
     default:

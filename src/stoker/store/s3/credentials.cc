@@ -173,12 +173,11 @@ Result<Credentials> find_credentials() {
   found = credentials_of_container();
   if (found.anonymous()) found = credentials_of_instance();
   if (!found.anonymous()) return found;
-  return fail(
-      Code::not_found,
-      "there are no credentials for S3: neither AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are "
-      "set, nor has '{}' or '{}' a profile '{}' with both, nor does the metadata of a container or "
-      "an instance name any; for a public bucket write ?anon=1",
-      path, config_path(), profile);
+  return fail(Code::not_found,
+              "there are no credentials for S3. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+              "or give '{}' or '{}' a profile '{}' with both. The metadata of a container or an "
+              "instance names none. For a public bucket write ?anon=1",
+              path, config_path(), profile);
 }
 
 std::string find_state_folder() {

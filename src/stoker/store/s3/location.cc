@@ -51,7 +51,7 @@ Status set_option(const std::string& composition, Location& location, std::strin
       return bad(composition, parsed.error().what);
     location.endpoint = value;
   } else if (name == "region") {
-    if (!is_region(value)) return bad(composition, "'" + value + "' is no region");
+    if (!is_region(value)) return bad(composition, "'" + value + "' is not a region");
     location.region = value;
   } else if (name == "style") {
     if (value != "path" && value != "host") return bad(composition, "style is path or host");
@@ -67,7 +67,7 @@ Status set_option(const std::string& composition, Location& location, std::strin
     if (error != std::errc() || end != value.data() + value.size() || location.patience_s > 86'400)
       return bad(composition, "patience is a number of seconds");
   } else {
-    return bad(composition, "there is no option '" + std::string(name) +
+    return bad(composition, "there is not an option '" + std::string(name) +
                                 "'; there are endpoint, region, style, anon, ca and patience");
   }
   return {};
@@ -102,9 +102,9 @@ Result<Endpoint> parse_endpoint(const std::string& url) {
     const char* const end = endpoint.host.data() + endpoint.host.size();
     const auto parsed = std::from_chars(endpoint.host.data() + colon + 1, end, port);
     if (parsed.ec != std::errc() || parsed.ptr != end || port == 0 || port > 65'535)
-      return fail(
-          Code::invalid_argument,
-          "the endpoint's port is no number from 1 to 65535; an IPv6 address stands in brackets");
+      return fail(Code::invalid_argument,
+                  "the endpoint's port is not a number from 1 to 65535; an IPv6 address stands in "
+                  "brackets");
   }
   // As the library sends it in "Host", which is signed.
   const std::string usual = endpoint.tls ? ":443" : ":80";
@@ -173,7 +173,7 @@ Result<Location> parse_location(const std::string& composition) {
     const std::string_view option = options.substr(0, end);
     const size_t equals = option.find('=');
     if (equals == std::string_view::npos)
-      return bad(composition, "'" + std::string(option) + "' is no option with a value");
+      return bad(composition, "'" + std::string(option) + "' is not an option with a value");
     STOKER_ASSIGN(const std::string value, decode(composition, option.substr(equals + 1)));
     STOKER_TRY(set_option(composition, location, option.substr(0, equals), value));
     options = end == std::string_view::npos ? std::string_view() : options.substr(end + 1);
@@ -183,7 +183,8 @@ Result<Location> parse_location(const std::string& composition) {
 
 Status check_key(const Location& location, std::string_view key) {
   const auto refuse = [key](const std::string& why) {
-    return fail(Code::invalid_argument, "'{}' is no key of an object: {}", key.substr(0, 100), why);
+    return fail(Code::invalid_argument, "'{}' is not a key of an object: {}", key.substr(0, 100),
+                why);
   };
   if (key.empty()) return refuse("it is empty");
   if (location.prefix.size() + key.size() > kKeyMax)

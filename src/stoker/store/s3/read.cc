@@ -154,8 +154,7 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
     const std::string etag(answer.header("etag"));
     if (etag.empty() && (left_at_start() > 1 || !tag_.empty()))
       return fail(Code::unsupported,
-                  "the server names no ETag of {}, so parts of it cannot be told from those of "
-                  "another object",
+                  "the server gives no ETag for {}, so parts of it could belong to another object",
                   what);
     // How the server wants the tag in If-Match is not known here: its answer is compared instead.
     if (!tag_.empty() && tag_of_etag(etag) != tag_) return replaced();

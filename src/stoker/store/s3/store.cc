@@ -168,8 +168,8 @@ Result<Xml> S3Store::listing_of(const Reply& reply) const {
   auto page = parse_xml(reply.answer.body);
   if (page && page->name == "ListBucketResult") return page;
   return fail(Code::io,
-              "who answers for the {} is no S3 server, or one behind a proxy: it lists nothing, "
-              "but says that all is well; look whether endpoint= is right",
+              "the answer for the {} does not come from an S3 server: it is a success without a "
+              "listing, as from a proxy. Check endpoint=",
               client_->where());
 }
 

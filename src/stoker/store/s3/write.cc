@@ -349,7 +349,7 @@ Status S3Store::require(Staged& staged, std::string_view key, std::string_view t
   STOKER_ASSIGN(const Match conditional, conditions());
   if (conditional == Match::none)
     return fail(Code::unsupported,
-                "the {} has no conditions, so '{}' cannot be required to be anything",
+                "the {} has no conditional writes, so no condition can be set for '{}'",
                 client_->where(), key);
   staged.key = key;
   staged.required = std::string(tag);
@@ -494,14 +494,14 @@ Status S3Store::decide(Staged& staged, const Reply& reply, bool gone) const {
   if (gone ? missing : (there && attempt == staged.attempt)) return {};
   if (refused && conflict && !reply.lost_before && (there || missing)) {
     return fail(Code::conflict,
-                "'{}' in the {} is not as it was required to be: somebody else was first; nothing "
-                "was committed, look at the object and decide anew",
+                "'{}' in the {} does not meet the condition: another writer was first. Nothing was "
+                "committed: look at the object, then decide",
                 staged.key, client_->where());
   }
   if (refused && reply.code == "NoSuchUpload" && (there || missing)) {
     return fail(Code::io,
-                "the upload of '{}' in the {} was ended by somebody else (a lifecycle rule, say): "
-                "nothing was committed, write it again",
+                "something else (a lifecycle rule, for example) ended the upload of '{}' in the "
+                "{}: nothing was committed, write it again",
                 staged.key, client_->where());
   }
   return fail(Code::in_doubt,
