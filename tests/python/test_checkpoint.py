@@ -220,7 +220,7 @@ def test_other_groups_are_refused_before_anything_changes(folder):
 def test_odd_steps_and_closed_checkpoints_are_told(folder):
     ckpt = checkpoints(folder)
     for step in (1.5, -1, True, "2"):
-        with pytest.raises(errors.InvalidArgument, match="no number of a step"):
+        with pytest.raises(errors.InvalidArgument, match="not a step number"):
             ckpt.save(step)
     ckpt.close()
     for use in (lambda: ckpt.save(1), ckpt.restore):
@@ -809,7 +809,7 @@ def test_checkpoints_that_are_closed_begin_no_run_anew(folder, tmp_path):
     with checkpoints(folder) as ckpt:
         ckpt.save(1, optimizer=opt).wait()
     opt.close()
-    with pytest.raises(errors.InvalidArgument, match="these checkpoints are closed"):
+    with pytest.raises(errors.InvalidArgument, match="this Checkpoints object is closed"):
         small_run(tmp_path / "again", restore=ckpt)
 
 

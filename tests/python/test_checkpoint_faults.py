@@ -50,7 +50,7 @@ def test_short_writes_are_made_whole(told):
 def test_what_cannot_be_read_is_passed_over(told):
     row = told["reads fail"]
     assert row["met"] > 0 and row["step"] == 1
-    assert "passed over" in row["said"][0] and "Input/output error" in row["said"][0]
+    assert "skipped a checkpoint" in row["said"][0] and "Input/output error" in row["said"][0]
 
 
 def test_short_reads_are_made_whole(told):

@@ -349,7 +349,9 @@ def test_a_damaged_file_is_not_taken_over_once_that_is_known(tmp_path):
         ckpt.wait()
         flip(tmp_path / "run" / first.folder / "model-00002-of-00002.safetensors", 4100)
         second = ckpt.save(2, model=model)  # takes over the damaged file
-        with pytest.raises(errors.Corruption, match="nothing is removed, as the newest"):
+        with pytest.raises(
+            errors.Corruption, match="no old checkpoint is removed, because the newest"
+        ):
             ckpt.wait()
         second.wait("durable")
         third = ckpt.save(3, model=model)
@@ -368,7 +370,9 @@ def test_a_damaged_file_of_a_copy_is_not_taken_over_once_that_is_known(tmp_path)
         ckpt.wait()
         flip(far / first.folder / "model-00002-of-00002.safetensors", 4100)
         ckpt.save(2, model=model)  # takes over the damaged file
-        with pytest.raises(errors.Corruption, match="nothing is removed, as the newest"):
+        with pytest.raises(
+            errors.Corruption, match="no old checkpoint is removed, because the newest"
+        ):
             ckpt.wait()
         ckpt.save(3, model=model)
         ckpt.wait()
@@ -452,7 +456,10 @@ def test_the_command_says_what_is_damaged_before_anything_goes(tmp_path, capsys)
 
     flip(newest / "model.safetensors", 5000)
     status, told = run("gc", store, "--last", 1)
-    assert status == 1 and "nothing is removed, as the newest checkpoint is damaged" in told
+    assert (
+        status == 1
+        and "no old checkpoint is removed, because the newest checkpoint is damaged" in told
+    )
     assert steps_in(store) == [1, 2]
     flip(newest / "model.safetensors", 5000)
 

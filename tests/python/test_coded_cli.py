@@ -161,7 +161,7 @@ def test_create_tells_what_a_code_with_much_parity_cannot_do(
         shutil.rmtree(tmp_path / f"d{lost - 1}")
         assert (run("ls", store).returncode == 0) == (lost <= read)
         if lost <= read:
-            assert ("too many to write to it" in run("repair", store).stdout) == (lost > write)
+            assert ("too many for writing" in run("repair", store).stdout) == (lost > write)
 
 
 def test_lost_disks_are_rebuilt_where_that_is_asked_for(store: Path, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_disk_whose_beginning_was_written_over_counts_as_lost_and_is_left_alon
 def test_a_new_disk_may_stand_elsewhere(store: Path, tmp_path: Path) -> None:
     shutil.rmtree(store / "d2")
     moved = f"coded(4+2, {store}/d{{0..1}}, {store}/new, {store}/d{{3..5}})"
-    assert "none of the shards of this store" in refused(
+    assert "not a shard of this store" in refused(
         1, "repair", coded(store), "--same-disk", "--replace", store / "new"
     )
     assert (
@@ -246,7 +246,7 @@ def test_more_lost_than_the_code_bears_names_the_objects(store: Path) -> None:
     done = run("repair", coded(store))
     assert done.returncode == 1
     assert (
-        "too many to write to it" in done.stdout
+        "too many for writing" in done.stdout
         and "cannot be read in full without the missing shards" in done.stdout
         and "'x/big'" in done.stdout
     )
@@ -276,7 +276,7 @@ def test_a_program_is_told_which_objects_cannot_be_read(store: Path) -> None:
 
 
 def test_export_goes_on_past_what_is_lost(store: Path, tmp_path: Path) -> None:
-    # the first by name: it makes no file name
+    # the first by name: it cannot be a file name
     assert run("put", coded(store), "x/..", store / "in" / "empty").returncode == 0
     home = next(
         disk
@@ -289,7 +289,7 @@ def test_export_goes_on_past_what_is_lost(store: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert (
         "'x/..': " in done.stderr
-        and "makes no file name" in done.stderr
+        and "cannot be a file name" in done.stderr
         and "'x/big': " in done.stderr
     )
     assert done.stderr.splitlines()[-1].endswith(

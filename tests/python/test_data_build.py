@@ -286,7 +286,7 @@ def test_a_worker_that_is_killed_is_told(corpus, tokenizer, tmp_path, monkeypatc
     monkeypatch.setattr(module, "_put_json", put_and_kill)
     words = (corpus, tmp_path / "o", "--tokenizer", tokenizer, "--shard", "4KiB")
     assert run(*words, "--processes", 2) == 1
-    assert "a process that tokenises ended unexpectedly" in capfd.readouterr().err
+    assert "a tokenizer process ended unexpectedly" in capfd.readouterr().err
     assert all(each.exitcode is not None for each in processes)
 
 

@@ -280,7 +280,7 @@ def test_what_is_there_is_not_overwritten(photos, tmp_path, capsys):
     (out / "mine").unlink()
     assert main([*build, "60"]) == 0
     assert main([*build, "50"]) == 1
-    assert "built of other inputs or by other options" in capsys.readouterr().err
+    assert "built from other inputs or with other options" in capsys.readouterr().err
     (out / "mine").write_text("mine")
     assert main([*build, "50", "--restart"]) == 0
     assert (out / "mine").read_text() == "mine"

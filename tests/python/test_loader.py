@@ -510,7 +510,7 @@ def test_a_cut_or_damaged_tar_is_told(store):
     with pytest.raises(Corruption, match="packed.tar.gz. cannot be unpacked"):
         Tar(store, "packed.tar.gz")
     put(store, "apart.tar", shard({"1.a": b"", "2.a": b"", "1.b": b""}))
-    with pytest.raises(InvalidArgument, match="do not stand together"):
+    with pytest.raises(InvalidArgument, match="are not next to each other"):
         Tar(store, "apart.tar")
 
 

@@ -243,7 +243,7 @@ def test_a_plan_for_a_namespace_says_what_to_give_instead(tmp_path: Path) -> Non
     words = [STOKER, "plan", "125M", "--dram", "8GiB", "--store", "local:nvme:/dev/ng0n1"]
     ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode != 0
-    assert "give the rates that `stoker probe` tells of it as --disk" in ran.stderr
+    assert "Give the rates that `stoker probe` prints as --disk" in ran.stderr
     assert not any(tmp_path.iterdir())
 
 

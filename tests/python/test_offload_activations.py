@@ -1125,7 +1125,7 @@ def test_a_model_of_transformers_and_generate(offload, mode, checkpointing, cach
         return loss.item(), said
 
     with (
-        pytest.warns(UserWarning, match="adds to a cache")
+        pytest.warns(UserWarning, match="fills a cache")
         if mode == "recompute" and cache
         else contextlib.nullcontext()
     ):

@@ -758,7 +758,7 @@ def test_a_change_that_is_undone_too_late_loses_the_step(pair, monkeypatch):
     block = session.planes.layout.spilled[0].block
     for grad in kept:
         grad.mul_(2)
-    with pytest.raises(errors.StokerError, match="were changed between"):
+    with pytest.raises(errors.StokerError, match="were changed after"):
         session.steps.late.begin(block)
         for grad in kept:
             grad.mul_(0.5)

@@ -619,7 +619,7 @@ def test_mistakes_are_sentences(corpus, cache, whole, tmp_path, capsys):
         "--window",
         "100000",
     )
-    assert "already holds a run: go on with --resume" in refused(
+    assert "already holds a run: continue it with --resume" in refused(
         capsys, *arguments(corpus, cache, whole, 12)
     )
     assert "other settings: --seed 3 (stored: 0)" in refused(

@@ -125,7 +125,7 @@ def test_kill_9_of_a_worker_is_an_error_and_the_loop_goes_on():
 
 def test_a_transform_that_cannot_be_sent_is_a_sentence():
     loader = Loader(Numbers(4), batch=2, transform=lambda sample: sample)
-    with pytest.raises(InvalidArgument, match="cannot go to another process"):
+    with pytest.raises(InvalidArgument, match="cannot be sent to another process"):
         list(loader)
     loader.close()
 

@@ -82,7 +82,7 @@ TEST(CodedReplace, WhatHoldsDataOrIsNotNamedIsRefused) {
   options.replace = {"elsewhere"};
   const auto other = world.open_coded(options);
   ASSERT_FALSE(other);
-  EXPECT_NE(other.error().what.find("none of the shards of this store"), std::string::npos)
+  EXPECT_NE(other.error().what.find("not a shard of this store"), std::string::npos)
       << other.error().what;
   // One that is there stays as it is.
   world.disk().put(world.paths()[2], whole);

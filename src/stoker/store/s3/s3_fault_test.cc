@@ -881,7 +881,8 @@ TEST_F(S3Fault, RedirectsElsewhereAreNotFollowed) {
   Bytes into(10);
   const Status sent = read("object", into);
   EXPECT_FALSE(sent);
-  EXPECT_NE(sent.error().what.find("where we do not go"), std::string::npos) << sent.error().what;
+  EXPECT_NE(sent.error().what.find("Stoker does not follow"), std::string::npos)
+      << sent.error().what;
 }
 
 TEST_F(S3Fault, AReadOnlyStoreWritesNothing) {
