@@ -159,7 +159,7 @@ TEST(ShardFolders, OfOthersAreNotTaken) {
   const auto refused = ShardCluster::open(*loop, paths, {});
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().what,
-              testing::AllOf(testing::HasSubstr(other), testing::HasSubstr("nothing was changed")));
+              testing::AllOf(testing::HasSubstr(other), testing::HasSubstr("Nothing was changed")));
   for (const char* name : {"head", "data", "log.txt"})
     EXPECT_EQ(fs::file_size(other + "/" + name), 4U) << name;
   EXPECT_FALSE(fs::exists(other + "/parity"));

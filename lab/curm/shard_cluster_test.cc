@@ -165,7 +165,7 @@ TEST(ShardCluster, MoreThanMLostNodesAreNamedAndNothingIsChanged) {
   const Status opened = story.sim.reopen();
   ASSERT_FALSE(opened);
   EXPECT_THAT(opened.error().what,
-              testing::AllOf(testing::HasSubstr("3 of 6 nodes are lost, and the code bears 2"),
+              testing::AllOf(testing::HasSubstr("3 of 6 nodes are lost, but the code tolerates 2"),
                              testing::HasSubstr("'n0' is not there"),
                              testing::HasSubstr("'n2' is not there")));
   for (const auto& [node, head] : kept) story.sim.disk().put(ShardSim::path(node) + "/head", head);

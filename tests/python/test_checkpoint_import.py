@@ -137,7 +137,7 @@ def test_no_code_of_a_dcp_folder_runs(tmp_path, monkeypatch):
             importing.read(source)
     for thing in (Runs(), {"a": Runs()}):
         (source / ".metadata").write_bytes(pickle.dumps(thing))
-        with pytest.raises(errors.InvalidArgument, match="names posix.mkdir"):
+        with pytest.raises(errors.InvalidArgument, match="refers to posix.mkdir"):
             importing.read(source)
     assert not os.path.exists("it-ran")
     (source / ".metadata").write_bytes(metadata)

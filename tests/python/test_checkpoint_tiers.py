@@ -160,7 +160,7 @@ def test_who_goes_back_keeps_what_is_saved_then(tmp_path, caplog, capsys):
         ckpt.save(195, model=model).wait()  # no rule would keep it
         ckpt.save(196, model=model).wait()
     assert steps_in(tmp_path / "run") == [190, 196, 200] or steps_in(tmp_path / "run") == [196, 200]
-    assert caplog.text.count("holds step 200, which restore() takes rather than step 195") == 1
+    assert caplog.text.count("holds step 200, which is newer than step 195 of this run") == 1
     assert f"stoker ckpt rm dir:{tmp_path}/run --after 195" in caplog.text
     assert cli.main(["rm", f"{tmp_path}/run", "--after", "196"]) == 0
     assert capsys.readouterr().out.count("removed  step-000200-") == 1
@@ -458,7 +458,7 @@ def test_the_command_says_what_is_damaged_before_anything_goes(tmp_path, capsys)
     status, told = run("gc", store, "--last", 1)
     assert (
         status == 1
-        and "no old checkpoint is removed, because the newest checkpoint is damaged" in told
+        and "no old checkpoint is removed, because the newest one is damaged" in told
     )
     assert steps_in(store) == [1, 2]
     flip(newest / "model.safetensors", 5000)

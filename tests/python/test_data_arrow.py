@@ -203,8 +203,8 @@ def test_a_state_that_is_none(tmp_path, text):
         (pa.array([None, 1], pa.decimal128(5)), "'x' is of the type decimal"),
         (pa.array(["a"], pa.string_view()), "'x' is of the type string view"),
         (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "'x' is of the type map"),
-        (pa.array([[1, None]]), "'x' has None inside of its lists"),
-        (pa.array([[1, None]], pa.list_(pa.int64(), 2)), "'x' has None inside of its lists"),
+        (pa.array([[1, None]]), "'x' has None inside its lists"),
+        (pa.array([[1, None]], pa.list_(pa.int64(), 2)), "'x' has None inside its lists"),
         (pa.nulls(3), "no columns that hold anything"),
     ],
 )

@@ -323,7 +323,7 @@ def test_a_begun_build_of_other_inputs_is_refused(tokenizer, tmp_path):
         with pytest.raises(NotFound, match="not finished"):
             shards(out)
         other = Rule(shard_bytes=16384, heldout_below=share_below(0.5))
-        with pytest.raises(Mismatch, match="begun with other inputs, tokenizer or options"):
+        with pytest.raises(Mismatch, match="unfinished build with other inputs, tokenizer or options"):
             build(files, description, out, other, 1, print)
         (tmp_path / "a.jsonl").write_text(jsonl(sentences(400, 6)))  # mended: another input
         files = of_files(find_text_files([tmp_path / "a.jsonl"]))
@@ -455,7 +455,7 @@ def test_parquet_by_row_groups_and_columns(tokenizer, tmp_path, capsys):
         assert len(index["shards"]) > 2
         assert index["inputs"][0]["sha256"] == sha256(path.read_bytes()).hexdigest()
     assert run(path, tmp_path / "o", "--tokenizer", tokenizer) == 1
-    assert "has no column 'text' but 'id', 'body'" in capsys.readouterr().err
+    assert "has no column 'text', only 'id', 'body'" in capsys.readouterr().err
     assert run(path, tmp_path / "o", "--tokenizer", tokenizer, "--column", "id") == 1
     assert "the column 'id' is not text but int" in capsys.readouterr().err
     path.write_bytes(path.read_bytes()[:-9])

@@ -155,7 +155,7 @@ def test_a_shard_that_unpacks_to_other_bytes_is_refused(tmp_path, capsys):
     assert "bytes, but its index.json names" in capsys.readouterr().err
     edited(tmp_path / "in", lambda shard: shard.update(compression="snappy"))
     assert main(["build", str(tmp_path / "in"), str(tmp_path / "new"), "--unpack"]) == 1
-    assert "compressed with 'snappy', which is not unpacked" in capsys.readouterr().err
+    assert "compressed with 'snappy', which Stoker cannot unpack" in capsys.readouterr().err
 
 
 # ---- smaller images

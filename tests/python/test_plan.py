@@ -489,20 +489,20 @@ def header(content: str) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("model.safetensors", b"\xff" * 64, "no safetensors file"),
+        ("model.safetensors", b"\xff" * 64, "is not a safetensors file"),
         # cut off
         (
             "model.safetensors",
             header('{"a": {"dtype": "BF16", "shape": [2, 2]}}')[:-3],
-            "no safetensors file",
+            "is not a safetensors file",
         ),
-        ("model.safetensors", header('{"a": {"dtype": "BF16"}}'), "no safetensors file"),
+        ("model.safetensors", header('{"a": {"dtype": "BF16"}}'), "is not a safetensors file"),
         (
             "model.safetensors",
             header('{"a": {"dtype": "BF16", "shape": ["x"]}}'),
-            "no safetensors file",
+            "is not a safetensors file",
         ),
-        ("model.safetensors", header("[1]"), "no safetensors file"),
+        ("model.safetensors", header("[1]"), "is not a safetensors file"),
         ("model.safetensors", header("{}"), "holds no tensors"),
         ("model.safetensors", header('{"a": {"dtype": "F64", "shape": [2, 2]}}'), "is of type F64"),
         (

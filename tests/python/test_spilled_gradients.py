@@ -712,7 +712,7 @@ def test_a_gradient_that_finds_its_place_taken_is_told_once(pair):
     kept = gradients(pair[2])
     step(pair)
     with pytest.warns(
-        UserWarning, match=r"stays in ordinary memory \(\d+ bytes\).*that dram does not count"
+        UserWarning, match=r"stays in ordinary memory \(\d+ bytes\), outside the cap"
     ) as told:
         backward(pair, 2)
     step(pair)

@@ -74,7 +74,7 @@ def build(
     if not folders_of(path):
         raise InvalidArgument(
             "stoker.build() keeps weights in the store until stoker.offload() uses them, which "
-            "{path!r} cannot do; give a directory"
+            f"{path!r} cannot do; give a directory"
         )
     sizes, buffers = _sizes_of(factory)
     largest = Algorithm("adamw", True, True)  # the optimizer is not known yet

@@ -507,9 +507,9 @@ bool says(const std::string& text, const std::string& part) {
 
 TEST_F(CodedFiles, BadPlansAreRefusedInASentence) {
   EXPECT_TRUE(says(error_of("0+3", "/d{0..8}", Code::invalid_argument),
-                   "at least one data and one parity"));
+                   "at least one data chunk, at least one parity chunk"));
   EXPECT_TRUE(says(error_of("6+0", "/d{0..8}", Code::invalid_argument),
-                   "at least one data and one parity"));
+                   "at least one data chunk, at least one parity chunk"));
   EXPECT_TRUE(says(error_of("30+3", "/d{0..40}", Code::invalid_argument), "at most 32 chunks"));
   EXPECT_TRUE(says(error_of("6+3", "/d{0..7}", Code::invalid_argument),
                    "needs at least 9 disks, but 8 are given"));

@@ -380,7 +380,7 @@ TEST_F(S3Fault, APageOfAProxyIsNoAnswer) {
   fault("GET", "list-type");
   const auto listed = store_->list("");
   ASSERT_FALSE(listed) << "not an empty bucket";
-  EXPECT_NE(listed.error().message().find("is not an S3 server"), std::string::npos)
+  EXPECT_NE(listed.error().message().find("does not come from an S3 server"), std::string::npos)
       << listed.error().message();
   fault("GET", "list-type");
   const auto opened = open_s3_store(server_->store(), runtime_->runtime(), {});
