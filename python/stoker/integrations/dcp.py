@@ -52,7 +52,7 @@ from stoker.checkpoint.manifest import File, Manifest, Name, Piece
 from stoker.checkpoint.reading import Reader as Checkpoint
 from stoker.checkpoint.reading import Wanted
 from stoker.checkpoint.state import COPIED, Contents
-from stoker.checkpoint.workspace import Ring, Tier
+from stoker.checkpoint.workspace import Commits, Ring, Tier
 from stoker.errors import Corruption, InvalidArgument, Mismatch, NotFound, Unsupported
 from stoker.offload.division.amounts import parse_bytes
 from stoker.offload.storage import record
@@ -270,7 +270,9 @@ class Writer(StorageWriter, AsyncStager):
         whole, places = parts.packed(
             pack, [(size, source) for (size, source), _ in sources], tensors.ALIGN
         )
-        hashes = self._tier().write(name, whole, self._opened.ring, lambda: None)
+        ring = self._opened.ring
+        with Commits(ring) as commits:
+            hashes = self._tier().write(name, whole, ring, commits)
         if staged is not None:
             staged.check()
         file = File(pack, whole.bytes, len(hashes))
