@@ -307,7 +307,11 @@ def edited(folder: Path, change) -> None:
         ({"column_names": ["id", "words"]}, InvalidArgument, "different columns"),
         ({"column_names": []}, Corruption, "columns are impossible"),
         ({"column_encodings": ["int", "pkl"]}, InvalidArgument, "'text' is pickled.*run code"),
-        ({"column_encodings": ["int", "pil"]}, InvalidArgument, "'pil', which the loader does not support"),
+        (
+            {"column_encodings": ["int", "pil"]},
+            InvalidArgument,
+            "'pil', which the loader",
+        ),
         ({"column_encodings": ["int", "ndarray:what"]}, InvalidArgument, "which does not exist"),
         ({"column_encodings": ["int", "ndarray:int8:0"]}, InvalidArgument, "which does not exist"),
         ({"raw_data": {"basename": "shard.00000.mds", "bytes": 5}}, Corruption, "cut or replaced"),
