@@ -456,10 +456,7 @@ def test_the_command_says_what_is_damaged_before_anything_goes(tmp_path, capsys)
 
     flip(newest / "model.safetensors", 5000)
     status, told = run("gc", store, "--last", 1)
-    assert (
-        status == 1
-        and "no old checkpoint is removed, because the newest one is damaged" in told
-    )
+    assert status == 1 and "no old checkpoint is removed, because the newest one is damaged" in told
     assert steps_in(store) == [1, 2]
     flip(newest / "model.safetensors", 5000)
 
