@@ -2,6 +2,7 @@
 // that nobody needs now and nobody has used for longest.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -22,11 +23,8 @@ class HeaderCache {
   // the cap is left at all they stay uncounted, and are among the first to go.
   void admit(const StripePtr& stripe);
   static void used(Stripe& stripe) { stripe.headers_used = true; }
-  // How many more there is room for within the share.
-  size_t room() const {
-    const uint64_t all = share_ / each_;
-    return all > ring_.size() ? static_cast<size_t>(all) - ring_.size() : 0;
-  }
+  // What the share has room for yet.
+  uint64_t room_bytes() const { return share_ - std::min(share_, ring_.size() * each_); }
   // At once, if nobody needs them.
   void forget(Stripe& stripe) const;
   // All of them stay, uncounted where that is more than a share: of a shard that is being brought

@@ -83,7 +83,9 @@ std::vector<StripePtr> Reader::needed_ahead(std::string_view key, uint64_t offse
   if (!object || next >= object->stripes.size()) return {};
   const StripePtr before = first == 0 ? nullptr : object->stripes[first - 1];
   if (offset != 0 && (!before || !before->headers)) return {};
-  const size_t most = std::min(kStripesAhead, map->headers.room());
+  // With the memory that reading them takes, and others come meanwhile: half of what is left.
+  const uint64_t each = headers_bytes(shape_) + shape_.n() * header_bytes(shape_);
+  const size_t most = std::min<uint64_t>(kStripesAhead, map->headers.room_bytes() / 2 / each);
   std::vector<StripePtr> stripes;
   bool soon = false;
   for (size_t i = next; i < std::min(object->stripes.size(), next + 2 * kStripesAhead); ++i) {
