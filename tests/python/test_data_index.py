@@ -279,7 +279,7 @@ def test_another_version_is_named(tmp_path):
     with pytest.raises(Mismatch, match="version 3"):
         read(path)
     path.write_bytes(b"x" * 200)
-    with pytest.raises(InvalidArgument, match="no index"):
+    with pytest.raises(InvalidArgument, match="is not an index"):
         read(path)
 
 

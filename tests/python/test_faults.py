@@ -438,7 +438,7 @@ def test_a_flipped_bit_in_a_journal_is_mended_from_the_other_copy(small, tmp_pat
         and (tmp_path / "x").read_bytes() == b"C" * 200_000
     )
     done = run("fsck", small, "--repair-map")
-    assert done.returncode == 0 and "mended" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "repaired" in done.stdout, done.stdout + done.stderr
     assert fsck(small)[0] == 0
 
 

@@ -368,7 +368,7 @@ def test_nobody_waits_for_ever_for_a_rank_that_hangs(tmp_path, whole):
 def test_what_a_sharded_model_cannot_have(tmp_path):
     told = complete(Group(tmp_path, 2, fsdp_run.refuse, store=str(tmp_path / "store")))
     expected = {
-        "lazy": ("InvalidArgument", "ahead of that"),
+        "lazy": ("InvalidArgument", "gathers weights earlier"),
         "activations": ("InvalidArgument", "stay in memory"),
         "snapshots": ("InvalidArgument", "snapshots=0"),
         "device": ("InvalidArgument", "leave out device="),
@@ -378,7 +378,7 @@ def test_what_a_sharded_model_cannot_have(tmp_path):
         "gather": ("Unsupported", "before stoker.offload"),
         "plan": ("Unsupported", "no plan"),
         "snapshot": ("InvalidArgument", "leave snapshots=0 for a sharded model"),
-        "reference": ("Mismatch", "go on from step 1"),
+        "reference": ("Mismatch", "Continue from step 1"),
         "state": ("Unsupported", "before stoker.offload"),
         "in place": ("InvalidArgument", "make it before stoker.offload"),
         "load": ("InvalidArgument", "make it before stoker.offload"),
@@ -416,7 +416,7 @@ def test_stores_that_do_not_belong_together(tmp_path):
     old = shutil.copytree(run / "rank-1", tmp_path / "old")
     complete(Group(tmp_path, 2, fsdp_run.train, store=str(run), steps=4))
     (sentence,) = refused(4, run)
-    assert "was made by 2 processes, and these are 4" in sentence
+    assert "was made by 2 processes, but now there are 4" in sentence
     shutil.copytree(run, other)
     shutil.rmtree(other / "rank-0")
     (sentence,) = refused(2, other)
@@ -494,7 +494,7 @@ def test_the_judgement():
         ([holds("/a", 0, 0, world=None), nothing], "made by one process"),
         (
             [holds("/a", 0, 3, (3,), world=4), holds("/b", 1, 3, (3,), world=4)],
-            "made by 4 processes, and these are 2",
+            "made by 4 processes, but now there are 2",
         ),
         ([holds("/a", 1, 3, (3,)), holds("/b", 0, 3, (3,))], "that of rank 1, not of rank 0"),
         ([holds("/a", 0, 3, (3,)), holds("/b", 1, 3, (3,), run="s")], "different runs"),

@@ -568,7 +568,9 @@ def test_training_twice(offload, tmp_path):
 
 def test_sentences_about_the_trainer(offload, tmp_path):
     args = arguments(tmp_path / "ours", save_strategy="steps", save_steps=3)
-    with pytest.raises(errors.InvalidArgument, match="model_init does not go.*pass model= instead"):
+    with pytest.raises(
+        errors.InvalidArgument, match="model_init does not work.*pass model= instead"
+    ):
         offload(trainer_of(None, args, model_init=llama))
     with pytest.raises(errors.InvalidArgument, match="Adafactor has no offloaded form"):
         offload(trainer_of(llama(), arguments(tmp_path / "other", optim="adafactor")))
@@ -577,7 +579,7 @@ def test_sentences_about_the_trainer(offload, tmp_path):
         patch.setattr(os, "environ", os.environ.copy())
         with pytest.raises(
             errors.InvalidArgument,
-            match="torch_compile does not go.*call compile\\(\\) of each layer",
+            match="torch_compile does not work.*call compile\\(\\) of each layer",
         ):
             offload(trainer_of(llama(), arguments(tmp_path / "other", torch_compile=True)))
     # it remembers them too
@@ -601,7 +603,7 @@ def test_sentences_about_the_trainer(offload, tmp_path):
     with pytest.raises(
         errors.InvalidArgument,
         match=(
-            "holds a run at step 10, but the Trainer begins at step 0; pass"
+            "holds a run at step 10, but the Trainer starts at step 0. Pass"
             " resume_from_checkpoint=True"
         ),
     ):

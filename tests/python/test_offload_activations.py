@@ -714,9 +714,9 @@ def test_a_trial_that_fails_chooses_nothing(offload, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(activations.Activations, "rates", failing)
-    with pytest.warns(UserWarning, match="could not be tried") as told:
+    with pytest.warns(UserWarning, match="could not be measured") as told:
         _, opt = both(offload, tiny, plain, "auto", steps=6)
-    assert len([each for each in told if "could not be tried" in str(each.message)]) == 1
+    assert len([each for each in told if "could not be measured" in str(each.message)]) == 1
     assert not opt.plan()["activations"]["choices"] and not any(
         layer.on for layer in opt._session.layers
     )

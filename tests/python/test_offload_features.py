@@ -1062,7 +1062,7 @@ def test_same_model_again(offload):
         offload(model, adamw(model), path="other")
     expected = weights(model)
     opt.close()
-    with pytest.raises(errors.StokerError, match=r"call state_dict\(\) before close\(\)"):
+    with pytest.raises(errors.StokerError, match=r"Call state_dict\(\) before close\(\)"):
         model.state_dict()
     with pytest.raises(errors.InvalidArgument, match="resume=True with that store"):
         offload(model, adamw(model), path="other")
@@ -1071,7 +1071,7 @@ def test_same_model_again(offload):
     train_step(model, opt, 1)
     opt.close()
     halves = [{"params": list(model.parameters())[:3]}, {"params": list(model.parameters())[3:]}]
-    with pytest.raises(errors.Mismatch, match="1 parameter groups, the optimizer has 2"):
+    with pytest.raises(errors.Mismatch, match="1 parameter groups, but the optimizer has 2"):
         offload(model, torch.optim.AdamW(halves), resume=True)
 
 
@@ -1444,8 +1444,8 @@ def test_sentences_about_stores(offload, tmp_path):
 @pytest.mark.parametrize(
     ("then", "now", "sentence"),
     [
-        (0.9, 0.0, "was trained with momentum, and this optimizer has none"),
-        (0.0, 0.9, "was trained without momentum, and this optimizer has some"),
+        (0.9, 0.0, "was trained with momentum, but this optimizer has none"),
+        (0.0, 0.9, "was trained without momentum, but this optimizer has some"),
     ],
 )
 def test_a_resume_with_other_momentum_is_told_so(offload, then, now, sentence):
@@ -1623,7 +1623,7 @@ def test_a_resume_that_attaches_less_warns_at_its_first_step(offload):
     with pytest.warns(
         UserWarning,
         match=(
-            r"holds the state of counter, and nothing of that name is"
+            r"holds the state of counter, but nothing of that name is"
             r" attached.*opt.attach\(counter="
         ),
     ) as told:

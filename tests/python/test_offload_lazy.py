@@ -147,7 +147,7 @@ def test_scaling_gradients_after_step_is_noticed(pair):
     opt.step()
     model.zero_grad(set_to_none=False)  # torch's own, of which the optimizer hears nothing
     with pytest.raises(
-        errors.StokerError, match="were changed after opt.step\\(\\) and the update"
+        errors.StokerError, match="were changed after opt.step\\(\\), but policy lazy"
     ):
         loss_of(model, batch(4))
     assert opt.step_count == 3 and not owed(opt)

@@ -258,8 +258,8 @@ def test_names_that_are_none_are_said(kind, s3, tmp_path):
     where = s3 if kind == "s3" else f"dir:{tmp_path}/objects"
     with stoker.open_store(where, create=True) as store:
         for key in ("", "/a", "a//b", "a/", "../a", "a/./b", "n" * 1025):
-            with pytest.raises(ValueError, match="is no (key|name) of an object"):
+            with pytest.raises(ValueError, match="is not a (key|name) of an object"):
                 put(store, key, b"x")
-            with pytest.raises(ValueError, match="is no (key|name) of an object"):
+            with pytest.raises(ValueError, match="is not a (key|name) of an object"):
                 store.stat(key)
         assert store.list() == []
