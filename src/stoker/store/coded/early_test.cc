@@ -114,13 +114,17 @@ TEST(CodedHeadersAhead, AReaderThatGoesOnFindsThem) {
   store.reset();
   store = std::move(*world.open_small());
   const Counter& reads = world.runtime().loop().counters().reads;
+  const Budget& budget = world.runtime().budget();
   const uint64_t before = reads.get();
+  const uint64_t used = budget.used() + kStripes * headers_bytes(store->shape());
   Bytes into(kChunks * kChunk);
   ASSERT_OK(store->read("a", 0, slice_of(into), {}).wait());
   const uint64_t expected = kStripes * kAll + kChunks;
-  for (int i = 0; i < 5000 && reads.get() < before + expected; ++i)
+  // read, and kept
+  for (int i = 0; i < 5000 && (reads.get() < before + expected || budget.used() != used); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(reads.get() - before, expected);
+  EXPECT_EQ(budget.used(), used);
   for (size_t stripe = 1; stripe < kStripes; ++stripe)
     ASSERT_OK(store->read("a", stripe * into.size(), slice_of(into), {}).wait());
   EXPECT_EQ(reads.get() - before, expected + (kStripes - 1) * kChunks);
