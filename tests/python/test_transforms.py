@@ -160,6 +160,7 @@ def test_close_ends_while_a_batch_is_not_yet_at_a_worker():
 
 
 SCRIPT = """
+import sys, time
 from stoker.data import Loader
 from test_loader import Numbers
 from test_transforms import sleeps
@@ -169,18 +170,21 @@ if __name__ == "__main__":
     try:
         for batch in loader:
             print(loader._batches._workers._all[0]._process.pid, flush=True)
+            time.sleep(float(sys.argv[1]))
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
 
 
-def test_ctrl_c_ends_the_workers(tmp_path):
+@pytest.mark.parametrize("step", [0, 600], ids=["waits for a batch", "in the body of the loop"])
+def test_ctrl_c_ends_the_workers(tmp_path, step):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     here = str(Path(__file__).parent)
     process = subprocess.Popen(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), str(step)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": here},

@@ -58,6 +58,7 @@ def test_tutorial_runs(tutorial: Path, tmp_path: Path, bucket: dict[str, str]) -
         f"echo '{mark}{i}'\n{code}" for i, (code, _) in enumerate(steps)
     )
     environment = os.environ | {"PATH": f"{COMMAND.parent}:{os.environ['PATH']}"} | bucket
+    environment.pop("PYTHONUNBUFFERED", None)  # lines of two processes would mix
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=tmp_path,

@@ -6,6 +6,7 @@ go there and come back through shared memory; a pipe carries only what describes
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import io
@@ -13,9 +14,12 @@ import pickle
 import queue
 import random
 import signal
+import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Several
+from concurrent.futures import thread as _  # its end of the threads must be registered before ours
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -211,6 +215,7 @@ class Workers:
         self._transform, self.count = transform, count
         self._all: list[_Worker] = []
         self._free: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()  # None: killed
+        _open.add(self)
 
     def start(self) -> None:
         """Unless they are there."""
@@ -249,3 +254,22 @@ class Workers:
         workers, self._all = self._all, []
         for each in workers:
             each.close()
+
+
+_open: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+def _kill() -> None:
+    for each in list(_open):
+        each.kill()
+
+
+def _close() -> None:
+    for each in list(_open):
+        each.close()
+
+
+# The end of the program waits for the threads that are in run(), and they for the workers. Hooks of
+# atexit run only after those threads.
+threading._register_atexit(_kill)
+atexit.register(_close)
