@@ -104,7 +104,7 @@ def test_a_folder_is_what_its_index_names(tmp_path):
     index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))
     assert importing.read(tmp_path)["model"].tensors.keys() == {"a", "b"}
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(NotFound, match="b.safetensors is missing"):
+    with pytest.raises(NotFound, match="lists b.safetensors, which is not"):
         importing.read(tmp_path)
     index.write_text("[]")
     with pytest.raises(Corruption, match="damaged"):

@@ -323,7 +323,7 @@ def test_a_begun_build_of_other_inputs_is_refused(tokenizer, tmp_path):
         with pytest.raises(NotFound, match="not finished"):
             shards(out)
         other = Rule(shard_bytes=16384, heldout_below=share_below(0.5))
-        with pytest.raises(Mismatch, match="with other inputs, tokenizer or options"):
+        with pytest.raises(Mismatch, match="with other inputs, tokenizer or settings"):
             build(files, description, out, other, 1, print)
         (tmp_path / "a.jsonl").write_text(jsonl(sentences(400, 6)))  # mended: another input
         files = of_files(find_text_files([tmp_path / "a.jsonl"]))

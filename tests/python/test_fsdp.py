@@ -424,7 +424,7 @@ def test_stores_that_do_not_belong_together(tmp_path):
     shutil.rmtree(other / "rank-0")
     shutil.copytree(run / "rank-1", other / "rank-0")
     (sentence,) = refused(2, other)
-    assert "is that of rank 1, not of rank 0" in sentence
+    assert "belongs to rank 1, but rank 0 opened it" in sentence
     shutil.rmtree(run / "rank-1")
     shutil.copytree(old, run / "rank-1")
     (sentence,) = refused(2, run)

@@ -868,8 +868,8 @@ class Checkpoints:
                 )
             if not hasattr(things[key], "load_state_dict"):
                 raise InvalidArgument(
-                    f"{key} has no load_state_dict(); leave it out: plain values come back in the"
-                    " result's `extra`"
+                    f"do not pass {key} to restore(): it has no load_state_dict(). Its value is"
+                    " in the result's `extra`"
                 )
         for module in sharded_modules(model) if model is not None else ():
             module.reshard()

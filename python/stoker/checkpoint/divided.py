@@ -133,8 +133,8 @@ class Divided:
         for name in self._held.keys() ^ ours.keys():
             has, lacks = ("checkpoint", "model") if name in self._held else ("model", "checkpoint")
             raise Mismatch(
-                f"{where} holds another model: the {has} has a parameter {name}, which the {lacks}"
-                " lacks; give the right model"
+                f"{where} holds another model: parameter {name} is in the {has} only, and not in"
+                f" the {lacks}; give the model that was saved"
             )
         for name, param in ours.items():
             dtype = str(param.unit.dtype).removeprefix("torch.")
@@ -290,7 +290,7 @@ class Divided:
             by_file.setdefault(piece.file, []).extend(wanted)
         if count != param.numel:
             raise Corruption(
-                f"{self._reader.where}: the ranks have {count} of {param.numel} elements that are"
-                f" wanted of {param.name}"
+                f"{self._reader.where} is not complete: its ranks hold {count} of the {param.numel}"
+                f" elements of parameter {param.name}; restore another step"
             )
         return later

@@ -52,7 +52,9 @@ class Handle:
         for each in (what, composition_of(what)):
             if each in self._events:
                 return each
-        raise InvalidArgument(f"wait({what!r}): give one of {', '.join(map(repr, self._events))}")
+        raise InvalidArgument(
+            f"wait() takes one of {', '.join(map(repr, self._events))}, not {what!r}"
+        )
 
     def reached(self, what: str) -> None:
         self._reached.add(what)

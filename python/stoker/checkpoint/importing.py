@@ -47,7 +47,7 @@ def read(path: str | os.PathLike, key: str | None = None) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.exists():
-        raise NotFound(f"there is no {path}")
+        raise NotFound(f"{path} does not exist")
     if (path / dcp_folder.METADATA).exists():
         return {"model": Elsewhere(dcp_folder.read(path, key)), "files": {}}
     if path.is_dir():
@@ -77,7 +77,9 @@ def _files_of(folder: Path) -> list[Path]:
         raise Corruption(f"{index} is damaged ({error}): fetch it again") from error
     for source in sources:
         if not source.exists():
-            raise NotFound(f"{source} is missing, which {index.name} names: fetch it too")
+            raise NotFound(
+                f"{index} lists {source.name}, which is not in that folder: download it too"
+            )
     return sources
 
 

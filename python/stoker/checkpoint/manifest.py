@@ -268,8 +268,8 @@ def check_name(name: str, taken: set[str]) -> None:
     own = {MANIFEST, TABLE, REDUCED_TABLE}
     if not _FILE.fullmatch(name) or name in own | taken or name.endswith(REDUCED):
         raise InvalidArgument(
-            f"a checkpoint cannot have a file {name!r}; give a plain name that it does not use"
-            " itself"
+            f"files= cannot hold {name!r}: use letters, digits, dots, - and _, and no name that the"
+            " checkpoint uses itself"
         )
 
 

@@ -380,8 +380,8 @@ class Share:
                 there = None
             if there != each.bytes:
                 raise NotFound(
-                    f"rank 0 does not find {each.name} in {tier.where(name)}, which another rank"
-                    " has written; give all ranks one folder or bucket that they share"
+                    f"rank 0 cannot see {each.name} in {tier.where(name)}, although another rank"
+                    " wrote it: give all ranks one folder or bucket that they share"
                 )
         commit(files, hashes, contents)
 

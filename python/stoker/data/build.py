@@ -270,11 +270,11 @@ def _begun(out: _core.Store, plan: dict[str, Any], description: str) -> dict[int
         _put_json(out, PLAN, plan)
         return {}
     if before != plan:
-        names = {"key": "inputs, tokenizer or options", "versions": "versions of packages"}
+        names = {"key": "inputs, tokenizer or settings", "versions": "versions of packages"}
         what = [names.get(each, each) for each in plan if before.get(each) != plan[each]]
         raise Mismatch(
-            f"OUT has an unfinished build with other {' and '.join(what)}: finish that build as "
-            f"it was begun, choose another OUT, or start again with --restart"
+            f"OUT has an unfinished build with other {', or other '.join(what)}. Finish that build "
+            f"as it was begun, choose another OUT, or start again with --restart"
         )
     return {
         about["number"]: about

@@ -332,8 +332,8 @@ def _unpacked(reading: _Reading, key: str, kind: str) -> Any:
         import pyarrow
     except ImportError:
         raise InvalidArgument(
-            f"{key} is compressed with {kind}, and to unpack it the Python package pyarrow is "
-            "needed: install it with `pip install pyarrow`"
+            f"{key} is compressed with {kind}. To unpack it, install the Python package pyarrow: "
+            "`pip install pyarrow`"
         ) from None
     return pyarrow.CompressedInputStream(
         pyarrow.PythonFile(file, mode="r"), {"zst": "zstd", "br": "brotli"}.get(kind, kind)

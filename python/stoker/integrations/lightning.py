@@ -71,7 +71,10 @@ class StokerCheckpointIO(CheckpointIO):
             for reader in ckpt.readers():
                 key = f"extra.{_REST}"
                 if key not in reader.manifest.objects:
-                    raise Mismatch(f"{reader.where} was not saved by StokerCheckpointIO")
+                    raise Mismatch(
+                        f"{reader.where} was not saved by StokerCheckpointIO: load it with"
+                        " stoker.Checkpoints"
+                    )
                 said = reader.objects([key])[key]["value"]
                 weights = reader.weights()
                 state = {name: weights[plain(name)] for name in said["names"]}

@@ -50,7 +50,7 @@ Result<uint64_t> gunzip(std::span<const std::byte> packed, const Room& room) {
   constexpr int kGzip = 16;                    // a header and a CRC-32, not those of zlib
   z_stream stream{};
   if (inflateInit2(&stream, MAX_WBITS + kGzip) != Z_OK)
-    return fail(Code::io, "zlib has no memory to unpack with");
+    return fail(Code::io, "zlib got no memory to unpack with");
   const std::unique_ptr<z_stream, int (*)(z_stream*)> ends(&stream, inflateEnd);
   Output output(room);
   while (!packed.empty()) {

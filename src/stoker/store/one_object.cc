@@ -21,7 +21,7 @@ Status OneObject::check_chunk(uint32_t chunk_bytes) const {
       chunk_bytes % kIoAlign == 0 && chunk_bytes >= 64 * kKiB && chunk_bytes <= 8 * kMiB;
   if (chunk_bytes == 0 || good) return {};
   return fail(Code::invalid_argument,
-              "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes", chunk_bytes);
+              "chunk_bytes is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes", chunk_bytes);
 }
 
 Status OneObject::check_write(std::string_view wanted, uint64_t offset, uint64_t size,

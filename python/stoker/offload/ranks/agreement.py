@@ -158,8 +158,8 @@ def judge(found: list[dict[str, Any]]) -> int | None:
             )
         if each["rank"] != rank:
             raise Mismatch(
-                f"the store in {each['path']} is that of rank {each['rank']}, not of rank {rank};"
-                " give each rank the folders it had"
+                f"the store in {each['path']} belongs to rank {each['rank']}, but rank {rank}"
+                " opened it: give each rank the folders it had"
             )
         if each["run"] != first["run"]:
             raise Mismatch(

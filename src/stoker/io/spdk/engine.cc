@@ -47,7 +47,9 @@ Result<Place> parse_place(const std::string& path) {
   const char* end = device.data() + device.size();
   if (slash != std::string::npos &&
       (std::from_chars(device.data() + slash + 1, end, place.space).ptr != end || place.space == 0))
-    return fail(Code::invalid_argument, "'{}' names no namespace; the second is nvme:spdk:{}/2",
+    return fail(Code::invalid_argument,
+                "'{}' has no valid namespace number; write it after the address, for example "
+                "nvme:spdk:{}/2",
                 path, place.address);
   return place;
 }

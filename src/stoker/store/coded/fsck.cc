@@ -300,8 +300,9 @@ namespace stoker {
 Result<FsckReport> fsck_coded_store(const CodedPlan& plan, const Runtime& runtime,
                                     const FsckOptions& options, const CodedOptions& coded) {
   if (options.repair_map)
-    return fail(Code::unsupported,
-                "a coded store is mended by `stoker scrub`; --repair-map is for local stores");
+    return fail(
+        Code::unsupported,
+        "--repair-map works on local stores only; repair a coded store with `stoker scrub`");
   StoreOptions open;
   open.read_only = true;
   open.holder = "stoker fsck";

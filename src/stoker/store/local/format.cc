@@ -55,13 +55,13 @@ std::string encode_header(const VolumeHeader& header) {
 
 Result<std::optional<VolumeHeader>> decode_header(std::span<const std::byte> sector) {
   if (sector.size() < kHeaderBytes)
-    return fail(Code::corruption, "a volume header of less than 512 bytes");
+    return fail(Code::corruption, "the volume header is damaged: it has less than 512 bytes");
   ByteReader in(sector.first(kHeaderBytes));
   if (in.get<uint64_t>() != kVolumeMagic) return std::optional<VolumeHeader>();
   uint32_t crc = 0;
   std::memcpy(&crc, sector.data() + kCrcAt, sizeof crc);
   if (crc != crc32c(sector.data(), kCrcAt))
-    return fail(Code::corruption, "the volume header differs from its checksum");
+    return fail(Code::corruption, "the volume header is damaged: its checksum differs");
   if (const auto version = in.get<uint32_t>(); version != kFormatVersion) {
     return fail(Code::mismatch, "the volume has format {}; this Stoker reads format {}", version,
                 kFormatVersion);

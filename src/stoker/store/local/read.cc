@@ -62,7 +62,7 @@ Future<void> LocalStore::start_read(StatePtr state, std::string_view key, uint64
                                     Slice into, const ReadOptions& options) {
   if (state && !options.snapshot.empty())
     return fail(Code::invalid_argument,
-                "a transaction reads its own bytes, not a snapshot: read that from the store");
+                "a transaction cannot read from a snapshot: read it through the store instead");
   auto transfer = transfers_.take();
   transfer->key = key;
   transfer->priority = options.priority;
