@@ -308,6 +308,26 @@ def offload_load(tell, rank, world, store, run, steps=3, **options) -> None:
         opt.close()
 
 
+def lost_store(tell, rank, world, store, run) -> None:
+    """Opens stores of which one is empty: without restore=, and with it."""
+    try:
+        offloaded(world, run, resume=True)
+    except stoker.errors.Mismatch as error:
+        tell(text=str(error))
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda entry: said.append(entry.getMessage())
+    logging.getLogger("stoker").addHandler(handler)
+    with stoker.Checkpoints(store) as ckpt:
+        model, opt = offloaded(world, run, restore=ckpt, seed=1)
+        logging.getLogger("stoker").removeHandler(handler)
+        now, step, name = all_of(model, opt), opt.step_count, opt._session.record.run
+        losses = trained(model, opt, range(3, 5))
+        said = [each for each in said if "finds no run" in each]
+        tell(digests=now, losses=losses, step=step, run=name, said=said)
+        opt.close()
+
+
 def dies_in_save(tell, rank, world, store, run, victim) -> None:
     """Saves twice; in the second save rank `victim` is killed as it writes its first file. Other
     ranks end as they hear of it."""

@@ -784,6 +784,42 @@ def test_a_step_is_that_of_the_run_whatever_save_was_given(folder, tmp_path):
         opt.close()
 
 
+def test_a_newer_step_of_another_run_is_not_taken_for_this_one(folder, tmp_path, caplog):
+    with checkpoints(folder) as ckpt:
+        model, opt = small_run(tmp_path / "first")
+        run = opt._session.record.run
+        small_steps(model, opt, 2)
+        ckpt.save(2, optimizer=opt).wait()
+        opt.close()
+        (said,) = next(ckpt.readers()).manifest.offloaded.values()
+        assert said["model"]["run"] == run
+        model, opt = small_run(tmp_path / "other")
+        small_steps(model, opt, 1)
+        opt.close()
+        model, opt = small_run(tmp_path / "newer")
+        small_steps(model, opt, 3)
+        expected, another = copied(model), opt._session.record.run
+        opt.close()
+        for which in (ckpt, ckpt.at(2)):
+            with pytest.raises(errors.Mismatch, match="another run.*leave out restore=") as caught:
+                small_run(tmp_path / "newer", restore=which)
+            assert run in str(caught.value) and another in str(caught.value)
+        model, opt = small_run(tmp_path / "newer", resume=True)
+        assert_same(model, expected)
+        opt.close()
+        model, opt = small_run(tmp_path / "empty", restore=ckpt)
+        assert opt._session.record.run == run  # a lineage: what is newer here is of this run
+        small_steps(model, opt, 1)
+        opt.close()
+        model, opt = small_run(tmp_path / "empty", restore=ckpt)
+        assert opt.step_count == 3
+        opt.close()
+        model, opt = small_run(tmp_path / "other", restore=ckpt)  # it is older
+        assert opt.step_count == 2 and opt._session.record.run == run
+        assert "restore= replaces step 1 of run" in caplog.text
+        opt.close()
+
+
 def test_two_checkpoints_of_one_run_do_not_take_each_others_step(folder, tmp_path, monkeypatch):
     begin, read = threading.Event(), parts.Plane.read
 

@@ -440,6 +440,7 @@ def holds(
     world: int | None = 2,
     timeline: str = "t",
     restored: str | None = None,
+    run_before: str | None = None,
 ) -> dict:
     """`restored`: the timeline of its step, which came from a checkpoint."""
     steps_here = {step, *agreed} if run else set()
@@ -454,6 +455,7 @@ def holds(
         "restored": restored is not None,
         "timelines": timelines | ({str(step): restored} if restored else {}),
         "before": {str(each): timeline for each in agreed},
+        "run_before": run_before or run,
     }
 
 
@@ -487,9 +489,14 @@ def test_the_judgement():
     assert judge([both[0], holds("/b", 1, 4, (4,))]) == 4
     assert judge([holds("/a", 0, 4, (4,), restored="x"), holds("/b", 1, 4, (4,))]) == 4
     assert judge([both[0], holds("/b", 1, 9, (4,), restored="y")]) == 4
+    came = holds("/a", 0, 9, (4,), restored="x", run="s", run_before="r")  # of another run
+    assert judge([came, holds("/b", 1, 4, (4,))]) == 4
     assert judge([both[0], holds("/b", 1, 10, (9,), timeline="x")]) == 9
     for found, words in [
         ([holds("/a", 0, 0, (0,)), nothing], "rank 1 finds no run in /b"),
+        # a lost store that a checkpoint filled, while others did not commit it
+        ([holds("/a", 0, 8, (8,)), holds("/b", 1, 4, restored="x")], "rank 1 finds no run in /b"),
+        ([both[0], nothing], "rank 1 finds no run in /b.*pass restore="),
         ([holds("/a", 0, 3, (3,), world=None), nothing], "made by one process"),
         ([holds("/a", 0, 0, world=None), nothing], "made by one process"),
         (

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -302,6 +303,27 @@ def test_kill_9_between_the_stores_that_a_restore_fills(tmp_path, older):
         assert line["digests"] == saved[0][0]["digests"] and line["step"] == 3
 
 
+@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=SOAK)])
+def test_one_lost_store_takes_all_ranks_back_to_the_checkpoint(tmp_path, dies):
+    """The others have newer steps. Without restore= it is refused; with it all go back alike."""
+    given = {"store": tmp_path / "ckpt", "run": tmp_path / "run"}
+    saved = ran(tmp_path, 2, sharded_run.offload_save, **given)  # two steps more than are saved
+    shutil.rmtree(tmp_path / "run" / "rank-1")
+    if dies:
+        group = Group(tmp_path, 2, sharded_run.dies_in_restore, victim=1, **given)
+        told = group.finish()
+        assert group.codes() == [1, -9], told
+    told = ran(tmp_path, 2, sharded_run.lost_store, **given)
+    for rank, (refused, line) in enumerate(told):
+        assert "rank 1 finds no run in" in refused["text"] and "restore=" in refused["text"]
+        assert line["digests"] == saved[0][0]["digests"] and line["step"] == 3
+        assert line["losses"] == saved[rank][0]["losses"]
+        assert line["run"] == told[0][1]["run"]
+    assert ["All ranks go back to step 3" in each for each in told[0][1]["said"]] == [True]
+    (line,) = ran(tmp_path, 2, sharded_run.offload_load, **given)[0]
+    assert line["step"] == 5  # all have newer steps again: these win
+
+
 def test_the_number_of_a_save_is_not_the_step_of_its_run(tmp_path):
     """save() takes any number: that of an epoch, say. Ranks agree on the run's own count."""
     given = {"store": tmp_path / "ckpt", "run": tmp_path / "run"}
@@ -314,15 +336,8 @@ def test_the_number_of_a_save_is_not_the_step_of_its_run(tmp_path):
     for line, _ in told:  # rank 0 went back to what both had
         assert line["step"] == 2 and line["digests"] == saved[0][1]["digests"]
         assert line["names"] == ["agreed-2"]
-    given["store"] = tmp_path / "older"  # of which step 50 is a run at step 1
-    ran(
-        tmp_path,
-        2,
-        sharded_run.counts_otherwise,
-        steps=1,
-        label=50,
-        **(given | {"run": tmp_path / "x"}),
-    )
+    given["store"] = tmp_path / "older"  # of which step 50 is a run at step 2
+    shutil.copytree(tmp_path / "ckpt", given["store"], ignore=shutil.ignore_patterns("*-000060-*"))
     for line, _ in ran(tmp_path, 2, sharded_run.counts_otherwise, steps=0, label=51, **given):
         assert line["step"] == 5 and line["digests"] == told[0][1]["digests"]
 

@@ -920,13 +920,14 @@ class Checkpoints:
         there, begin = planes.step_in(store), time.monotonic()
         for reader in self.readers(step):
             self._learn(reader, 0.0)
+            planes.check_not_another(reader, store, blocks)
+            planes.check_same_run(reader, store)
             if step is None and there is not None and there >= planes.step_of(reader):
                 return False
             if divided := is_divided(reader):
                 run = Divided(reader, blocks, None)
             else:
                 planes.check_model(reader, blocks)
-            planes.check_not_another(reader, store, blocks)
             try:
                 if divided:
                     run.stage(store, self._ring.plane).commit("durable").wait()
@@ -954,12 +955,15 @@ class Checkpoints:
             told, count = self._agreed(line, step, found, count)
             if told is None:
                 self._none_for_all(line, step, passed)
-                return False
-            if step is None and there is not None and there >= count:
+                if agreement.lost is not None:
+                    raise agreement.lost
                 return False
             txn = error = None
             try:
                 reader = found or self._reader_of(Name.of(told), line.rank)
+                planes.check_same_run(reader, store)
+                if step is None and there is not None and there >= count and not agreement.lost:
+                    return False
                 run = Divided(reader, blocks, agreement)
                 planes.check_not_another(reader, store, blocks)
                 txn = run.stage(store, self._ring.plane)
@@ -976,7 +980,12 @@ class Checkpoints:
                 raise
             if not any(errors):
                 txn.commit("durable").wait()
-                agreement.restored(count)
+                agreement.restored(count, planes.lineage_of(reader))
+                if agreement.lost is not None and leads:
+                    log.warning(
+                        "%s All ranks go back to step %d, from %s",
+                        *(agreement.lost_store, count, reader.where),
+                    )
                 self._learn(reader, 0.0)
                 self._pace.restart = time.monotonic() - begin
                 return True

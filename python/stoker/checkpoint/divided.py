@@ -191,7 +191,8 @@ class Divided:
             state.pop(of_ranks, None)
         model |= record.encode(signature(self._blocks))
         if self._agreement is not None:
-            model |= {"ranks": self._agreement.signature(), "run": self._agreement.run}
+            model |= {"ranks": self._agreement.signature()}
+            model["run"] = model.get("run") or self._agreement.run
             state |= {"timeline": self._agreement.timeline, "restored": True}
         for key, said in ((META_MODEL, model), (META_STATE, state)):
             put(txn, key, json.dumps(said, separators=(",", ":")).encode())

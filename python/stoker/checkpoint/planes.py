@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from stoker.offload.model.blocks import Block, difference, signature
 from stoker.offload.storage.planes import put
 from stoker.offload.storage.record import META_MODEL, META_STATE
 
+log = logging.getLogger("stoker")
 AT_ONCE = 64 << 20  # bytes of a plane
 
 
@@ -42,6 +44,40 @@ def step_of(reader: Reader) -> int:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         where = reader.where
         raise Corruption(f"{where}: the manifest breaks the format of a run ({error!r})") from error
+
+
+def lineage_of(reader: Reader) -> str | None:
+    """The identity of the run, as its stores had it. None: it was made before this was noted."""
+    run = run_in(reader)
+    try:
+        return run.get("ranks", [run])[0]["model"].get("run")
+    except (LookupError, TypeError, AttributeError) as error:
+        where = reader.where
+        raise Corruption(f"{where}: the manifest breaks the format of a run ({error!r})") from error
+
+
+def check_same_run(reader: Reader, store: Any) -> None:
+    """Mismatch where the store holds a step of another run that is as new as the checkpoint's:
+    neither can stand for the other. An older one is replaced, with a sentence in the log."""
+    try:
+        mine = record.load(store.read_bytes(META_MODEL)).get("run")
+    except NotFound:
+        return
+    theirs = lineage_of(reader)
+    if mine is None or theirs is None or mine == theirs:
+        return
+    there, given = step_in(store), step_of(reader)
+    if there < given:
+        log.warning(
+            "restore= replaces step %d of run %s in the store by step %d of run %s, from %s",
+            *(there, mine, given, theirs, reader.where),
+        )
+        return
+    raise Mismatch(
+        f"the store holds step {there} of run {mine}, and {reader.where} is step {given} of"
+        f" another run, {theirs}. To go on with the store, leave out restore= and pass"
+        " resume=True. To go on from the checkpoint, give an empty store"
+    )
 
 
 def check_model(reader: Reader, blocks: list[Block]) -> None:

@@ -233,7 +233,10 @@ def offload(
     session: Session | None = None
     try:
         leave_meta(blocks)
-        holds_run = agreement.meet(runtime) if agreement is not None else runtime.holds(META_MODEL)
+        if agreement is not None:
+            holds_run = agreement.meet(runtime, restores=restore is not None)
+        else:
+            holds_run = runtime.holds(META_MODEL)
         if restore is not None:
             holds_run = restore.fill(runtime.store, blocks, agreement) or holds_run
             resume = resume or ("auto" if holds_run else False)

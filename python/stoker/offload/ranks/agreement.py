@@ -21,6 +21,17 @@ from stoker.offload.storage.record import META_MODEL, META_STATE
 _NAME = "agreed-"
 
 
+class _Lost(Mismatch):
+    """A rank's store is gone or empty, and others hold the run. `sentence`: which."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(
+            f"{sentence} Give each rank the folders it had. If they are lost, pass restore= to"
+            " bring all ranks back to a checkpoint, or give all ranks empty folders to start again"
+        )
+        self.sentence = sentence
+
+
 class Agreement:
     """One rank's part of it. `step`: the newest that every rank is known to have committed."""
 
@@ -32,6 +43,8 @@ class Agreement:
         self._next_point: str | None = "open"
         self._store: Any = None
         self._keeping: list | None = []  # on its way to be durable; None where it failed
+        self.lost: Mismatch | None = None  # a rank's store is; all must go back to a checkpoint
+        self.lost_store = ""  # which, in a sentence
         self._anew = False  # the store was filled from a checkpoint: older names go
 
     @property
@@ -44,22 +57,31 @@ class Agreement:
 
     # -- opening -----------------------------------------------------------------------------------
 
-    def meet(self, runtime: OpenStore) -> bool:
+    def meet(self, runtime: OpenStore, restores: bool = False) -> bool:
         """Finds out what all stores hold, and brings this one to the step that all of them have.
-        False if there is no run."""
+        False if there is no run. `restores`: a lost store of one rank is no error yet; a checkpoint
+        may bring all of them back."""
         self._store = runtime.store
         mine = {**_holds(runtime), "names": [secrets.token_hex(8), secrets.token_hex(8)]}
         found = self.ranks.exchange("open", facts=mine)
         self._next_point = "ready"
         self.run, self.timeline = found[0]["names"]
-        step = judge(found)
+        try:
+            step = judge(found)
+        except _Lost as error:
+            self.lost, self.lost_store = Mismatch(str(error)), error.sentence
+            if not restores:
+                raise self.lost from None
+            return False
         if step is None:
             if mine["run"] is not None:
                 _clear(self._store)
             return False
         if mine["step"] > step or not _stands(mine, found):
             bring_back(self._store, f"{_NAME}{step}")
-        self.run, self.step = mine["run"], step
+        else:
+            self._anew = mine["restored"]
+        self.run, self.step = _run_of(self._store), step
         return True
 
     def ready(self) -> None:
@@ -73,9 +95,9 @@ class Agreement:
         self.keep(self.step)
         self.kept()
 
-    def restored(self, step: int) -> None:
-        """Each rank's store was filled from a checkpoint of that step."""
-        self.step, self._anew = step, True
+    def restored(self, step: int, run: str | None) -> None:
+        """Each rank's store was filled from a checkpoint of that step, and of that run."""
+        self.run, self.step, self._anew = run or self.run, step, True
 
     def withdraw(self, error: BaseException) -> None:
         """stoker.offload() failed here."""
@@ -151,11 +173,7 @@ def judge(found: list[dict[str, Any]]) -> int | None:
     first = holders[0]
     for rank, each in enumerate(found):
         if each["run"] is None:
-            raise Mismatch(
-                f"rank {rank} finds no run in {each['path']}, but {first['path']} holds one at"
-                f" step {first['step']}. Give each rank the folders it had. If they are lost, give"
-                " all ranks empty folders, to go on from a checkpoint (restore=) or to start again"
-            )
+            continue
         if each["rank"] != rank:
             raise Mismatch(
                 f"the store in {each['path']} belongs to rank {each['rank']}, but rank {rank}"
@@ -165,6 +183,12 @@ def judge(found: list[dict[str, Any]]) -> int | None:
             raise Mismatch(
                 f"the stores in {first['path']} and {each['path']} belong to different runs; give"
                 " each rank the folders it had"
+            )
+    for rank, each in enumerate(found):
+        if each["run"] is None:
+            raise _Lost(
+                f"rank {rank} finds no run in {each['path']}, but {first['path']} holds one at"
+                f" step {first['step']}."
             )
     return _common(found)
 
@@ -199,8 +223,11 @@ def _stands(each: dict[str, Any], found: list[dict[str, Any]]) -> bool:
 
 def _before(each: dict[str, Any]) -> dict[str, Any]:
     """What a rank's store held before it was filled from a checkpoint that others did not get."""
-    step = max(each["agreed"], default=each["step"])
-    return each | {"step": step, "timelines": each["timelines"] | each["before"]}
+    if not each["agreed"]:
+        return each | {"run": None}
+    step = max(each["agreed"])
+    was = {"run": each["run_before"], "step": step}
+    return each | was | {"timelines": each["timelines"] | each["before"]}
 
 
 def _holds(runtime: OpenStore) -> dict[str, Any]:
@@ -216,6 +243,7 @@ def _holds(runtime: OpenStore) -> dict[str, Any]:
         "restored": False,
         "timelines": {},  # by step
         "before": {},  # those of the steps in `agreed`
+        "run_before": None,  # of these steps: a restore may have brought another
     }
     if not runtime.holds(META_MODEL):
         return nothing
@@ -233,7 +261,12 @@ def _holds(runtime: OpenStore) -> dict[str, Any]:
         "agreed": sorted(int(name.removeprefix(_NAME)) for name in agreed),
         "timelines": {str(state["step"]): state.get("timeline") for state in reversed(states)},
         "before": {str(state["step"]): state.get("timeline") for state in states[1:]},
+        "run_before": _run_of(store, agreed[-1]) if agreed else None,
     }
+
+
+def _run_of(store: Any, snapshot: str = "") -> str | None:
+    return record.load(store.read_bytes(META_MODEL, snapshot=snapshot)).get("run")
 
 
 def _clear(store: Any) -> None:
