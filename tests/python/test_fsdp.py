@@ -503,7 +503,7 @@ def test_the_judgement():
             [holds("/a", 0, 3, (3,), world=4), holds("/b", 1, 3, (3,), world=4)],
             "made by 4 processes, but now there are 2",
         ),
-        ([holds("/a", 1, 3, (3,)), holds("/b", 0, 3, (3,))], "that of rank 1, not of rank 0"),
+        ([holds("/a", 1, 3, (3,)), holds("/b", 0, 3, (3,))], "belongs to rank 1, but rank 0"),
         ([holds("/a", 0, 3, (3,)), holds("/b", 1, 3, (3,), run="s")], "different runs"),
         ([holds("/a", 0, 8, (8,)), holds("/b", 1, 7, (7,))], "an old copy"),
         ([holds("/a", 0, 9, (7,)), holds("/b", 1, 7, (7,))], "an old copy"),
