@@ -367,6 +367,60 @@ def test_batch_norms_are_written_as_save_pretrained_does(tmp_path):
     assert all(torch.equal(value, ours[name]) for name, value in loaded.state_dict().items())
 
 
+def test_diff_tells_which_parts_of_the_state_differ(tmp_path, capsys):
+    store = tmp_path / "run"
+    model = nn.Linear(64, 64)
+    opt = torch.optim.AdamW(model.parameters(), lr=0.1)
+    with stoker.Checkpoints(store, staging="64MiB") as ckpt:
+        for step in (1, 2):
+            model(torch.ones(1, 64)).sum().backward()
+            opt.step()
+            ckpt.save(step, model=model, optimizer=opt, extra={"epoch": step}).wait()
+            if step == 2:
+                with torch.no_grad():
+                    opt.state[model.weight]["exp_avg"][0, :3] += 1.0
+                ckpt.save(3, model=model, optimizer=opt, extra={"epoch": 2}).wait()
+    diff = lambda a, b: main(["diff", str(store), str(store), "--step", a, "--with-step", b])
+    state = "tensors and planes of the state differ"
+    assert diff("2", "2") == 0
+    out = capsys.readouterr().out
+    assert "0 of 2 tensors differ" in out and f"0 of 8 {state}" in out
+    assert diff("2", "3") == 1
+    out = capsys.readouterr().out
+    assert "0 of 2 tensors differ" in out and f"1 of 8 {state}" in out
+    assert "state.0.exp_avg: 3 of 4,096 values differ, by at most 1\n" in out
+    assert "\n0 of " in out and "other values differ" in out
+    assert diff("1", "2") == 1
+    out = capsys.readouterr().out
+    assert "2 of 2 tensors differ" in out and f"6 of 8 {state}" in out
+    assert "extra.epoch.value: 1 and 2\n" in out
+    assert "\n1 of " in out
+
+
+def test_diff_of_offloaded_runs_names_planes_and_counters(tmp_path, capsys):
+    store = tmp_path / "run"
+    model = nn.Linear(64, 64, bias=False).bfloat16()
+    model, opt = stoker.offload(
+        model,
+        torch.optim.AdamW(model.parameters()),
+        store=tmp_path / "store",
+        dram="64MiB",
+        snapshots=1,
+    )
+    with stoker.Checkpoints(store, staging="64MiB") as ckpt:
+        for step in (1, 2):
+            model(torch.ones(1, 64, dtype=torch.bfloat16)).sum().backward()
+            opt.step()
+            opt.zero_grad()
+            ckpt.save(step, optimizer=opt).wait()
+    opt.close()
+    assert main(["diff", str(store), str(store), "--step", "1"]) == 1
+    out = capsys.readouterr().out
+    for plane in "rmv":
+        assert f"optimizer:{plane}/root/bfloat16: " in out
+    assert "16,384 of 16,384 bytes differ\n" in out and "optimizer.state.step: 1 and 2\n" in out
+
+
 def test_the_command(tmp_path, capsys):
     from safetensors.torch import load_file
 

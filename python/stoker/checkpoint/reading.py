@@ -481,6 +481,10 @@ class Reader:
         self.copy(file, [Wanted(placed.offset, placed.spec.bytes, held.data_ptr())])
         return placed.spec, ctypes.string_at(held.data_ptr(), placed.spec.bytes)
 
+    def part(self, number: int) -> torch.Tensor:
+        """One tensor that a record refers to, whole."""
+        return self._parts({number}, lambda _: None, {}, {})[number]
+
 
 def _move(buffer: Buffer, parts: list[tuple[int, int, int]]) -> None:
     for begin, address, size in parts:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from stoker import _core
@@ -26,14 +27,17 @@ from stoker.checkpoint.commits import (
     tidy,
 )
 from stoker.checkpoint.manifest import MANIFEST, TABLE, Manifest, Name
-from stoker.checkpoint.reading import Reader
+from stoker.checkpoint.reading import Number, Reader
 from stoker.checkpoint.reduction import Reduction
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.tensors import dtype_name
 from stoker.checkpoint.workspace import Ring, Tier
 from stoker.command import Parser, fail, named, number, say, whole
 from stoker.errors import Corruption, InvalidArgument, Mismatch, NotFound, StokerError
+from stoker.offload.storage import record
 
+_TENSORS = (torch.Tensor, Number)
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DESCRIPTION = """\
 Checkpoints that stoker.Checkpoints wrote. STORE is a folder, or a composition ("dir:/folder",
 "s3://bucket/prefix", "local:/folder"). CHECKPOINT is STORE alone (the newest sound one is meant),
@@ -63,7 +67,9 @@ def parser() -> Parser:
     show.add_argument("--json", action="store_true", help="print the manifest")
     verify = command("verify", _verify, "read every byte and compare its hash")
     verify.add_argument("--all", action="store_true", help="of all checkpoints")
-    diff = command("diff", _diff, "tell which tensors of two checkpoints differ")
+    diff = command(
+        "diff", _diff, "tell which tensors, and which of the state, differ in two checkpoints"
+    )
     diff.add_argument(
         "other", metavar="OTHER", help="a store; the same one with another --with-step"
     )
@@ -252,6 +258,11 @@ def _verify(args: argparse.Namespace, stores: _Stores) -> int:
 
 def _diff(args: argparse.Namespace, stores: _Stores) -> int:
     ours, theirs = stores.reader(args.store, args.step), stores.reader(args.other, args.with_step)
+    differ = _diff_tensors(ours, theirs) + _diff_state(ours, theirs)
+    return 1 if differ else 0
+
+
+def _diff_tensors(ours: Reader, theirs: Reader) -> int:
     a, b = ours.tensors(), theirs.tensors()
     differ = 0
     for name in sorted(a.keys() | b.keys()):
@@ -263,7 +274,96 @@ def _diff(args: argparse.Namespace, stores: _Stores) -> int:
             say(f"{name}: {_difference(a[name][1].spec, b[name][1].spec, left, right)}")
         differ += 1
     say(f"{differ} of {len(a.keys() | b.keys())} tensors differ")
-    return 1 if differ else 0
+    return differ
+
+
+def _diff_state(ours: Reader, theirs: Reader) -> int:
+    """Of optimizers and other objects, and of an offloaded run: tensors, planes and plain values.
+    Two tensors at a time are in memory."""
+    a, b = _state_of(ours), _state_of(theirs)
+    tensors, values = [0, 0], [0, 0]  # that differ, that there are
+    for name in sorted(a.keys() | b.keys()):
+        is_tensor = any(isinstance(each.get(name), _TENSORS) for each in (a, b))
+        count = tensors if is_tensor else values
+        count[1] += 1
+        if name not in a or name not in b:
+            said = f"only in {(ours if name in a else theirs).where}"
+        elif is_tensor:
+            said = _tensor_difference(_loaded(ours, a[name]), _loaded(theirs, b[name]))
+        else:
+            said = None if a[name] == b[name] else _both(a[name], b[name])
+        if said is not None:
+            count[0] += 1
+            say(f"{name}: {said}")
+    say(f"{tensors[0]} of {tensors[1]} tensors and planes of the state differ")
+    say(f"{values[0]} of {values[1]} other values differ")
+    return tensors[0] + values[0]
+
+
+def _state_of(reader: Reader) -> dict[str, Any]:
+    """What is in a checkpoint beside the weights, by its place. Random states of other ranks than
+    the first, which another number of ranks cannot have, are left out."""
+    made, found = reader.manifest, {}
+    for name in made.objects:
+        if not name.startswith("rng."):
+            found |= _leaves(reader.outline(name), name)
+    for name, run in made.offloaded.items():
+        for rank, share in enumerate(run.get("ranks", [run])):
+            of_rank = f"{name} of rank {rank}" if "ranks" in run else name
+            for part in ("model", "state"):
+                found |= _leaves(record.decode(share[part]), f"{of_rank}.{part}")
+            for key, said in share["objects"].items():
+                if "part" in said:
+                    found[f"{of_rank}:{key}"] = Number(said["part"])
+    return found
+
+
+def _leaves(value: Any, at: str) -> dict[str, Any]:
+    """Tensors and plain values of a state, by their places. A list of plain values is one."""
+    if isinstance(value, dict):
+        return {
+            k: v for key, each in value.items() for k, v in _leaves(each, f"{at}.{key}").items()
+        }
+    if isinstance(value, (list, tuple)) and _has_tensors(value):
+        return {k: v for i, each in enumerate(value) for k, v in _leaves(each, f"{at}.{i}").items()}
+    if type(value).__module__ == "numpy":
+        value = torch.from_numpy(value.view(f"i{value.itemsize}"))
+    return {at: value}
+
+
+def _has_tensors(value: Any) -> bool:
+    """Whether something in a list is told of by itself."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tensors, value))
+    return isinstance(value, (*_TENSORS, dict)) or type(value).__module__ == "numpy"
+
+
+def _both(a: Any, b: Any) -> str:
+    short = [str(each) for each in (a, b)]
+    return " and ".join(short) if max(map(len, short)) <= 40 else "other values"
+
+
+def _loaded(reader: Reader, value: Any) -> Any:
+    return reader.part(value.number) if isinstance(value, Number) else value
+
+
+def _tensor_difference(a: Any, b: Any) -> str | None:
+    """None if they are the same, else how they differ."""
+    described = [
+        f"{dtype_name(each.dtype)} {list(each.shape)}" if isinstance(each, torch.Tensor) else each
+        for each in (a, b)
+    ]
+    if described[0] != described[1]:
+        return f"{described[0]} and {described[1]}"
+    left, right = (each.contiguous().view(-1) for each in (a, b))
+    words = _WORDS[left.element_size()]
+    if not (count := int((left.view(words) != right.view(words)).sum())):
+        return None
+    if not left.dtype.is_floating_point:
+        what = "bytes" if left.dtype == torch.uint8 else "values"
+        return f"{count:,} of {left.numel():,} {what} differ"
+    most = (left.double() - right.double()).abs().max().item()
+    return f"{count:,} of {left.numel():,} values differ, by at most {most:.3g}"
 
 
 def _bytes_of(reader: Reader, place: tuple[str, Any]) -> Any:
@@ -278,8 +378,6 @@ def _difference(one: Any, other: Any, left: Any, right: Any) -> str:
         )
     if not one.dtype.is_floating_point:
         return "other values"
-    import torch
-
     a, b = (torch.frombuffer(bytearray(each), dtype=one.dtype).double() for each in (left, right))
     return f"differs by at most {(a - b).abs().max().item():.3g}"
 
