@@ -384,8 +384,28 @@ def test_an_offloaded_run_goes_on_from_its_folder(folder, tmp_path, dtype, momen
 
         plain, plain_opt = model_of()  # the weights by themselves load anywhere
         ckpt.restore(model=plain)
+        model, opt = run("third", dram="48MiB", restore=ckpt)
+        full, groups = opt.state_dict(full=True)["state"], opt.state_dict()["param_groups"]
+        weights = copied(model)
         with pytest.raises(errors.Mismatch, match="restore=ckpt"):
-            ckpt.restore(model=plain, optimizer=plain_opt)
+            ckpt.restore(model=plain, optimizer=opt)
+        opt.close()
+        ckpt.restore(model=plain, optimizer=plain_opt)
+        assert_same(plain, weights)
+        assert [g["lr"] for g in plain_opt.param_groups] == [g["lr"] for g in groups]
+        wide, wide_opt = model_of()  # float32: exact masters, and moments as they are
+        wide = wide.float()
+        ckpt.restore(model=wide, optimizer=wide_opt)
+        for number, param in enumerate(wide_opt.param_groups[0]["params"]):
+            entry = wide_opt.state[param]
+            assert torch.equal(entry["exp_avg"], full[number]["exp_avg"])
+            assert torch.equal(entry["exp_avg_sq"], full[number]["exp_avg_sq"])
+            assert entry["step"] == full[number]["step"] == 3
+            if dtype == torch.bfloat16:
+                assert torch.equal(param, full[number]["master"])
+        other = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1)
+        with pytest.raises(errors.Mismatch, match="run of adamw, and the optimizer is SGD"):
+            ckpt.restore(model=plain, optimizer=other)
 
 
 def test_each_save_of_a_small_run_has_its_own_weights(folder, tmp_path):

@@ -232,6 +232,27 @@ def offload(tmp_path, world: int, work, **options) -> list[list[dict]]:
 SOAK = pytest.mark.soak
 
 
+def is_in_memory(digests: dict, folder: Path) -> None:
+    """What ranks saved of an offloaded run, restored by one process without a store."""
+    for dtype in ("bfloat16", "float32"):
+        model, opt = sharded_run.made(0, dtype, 1, None)
+        model.odd.weight.requires_grad_(False)
+        with stoker.Checkpoints(folder) as ckpt:
+            assert ckpt.restore(model=model, optimizer=opt).step == 3
+        for name, value in model.state_dict().items():
+            assert sharded_run.digest(value.bfloat16()) == digests[name] or dtype == "float32"
+        for number, param in enumerate(opt.param_groups[0]["params"]):
+            for key in ("exp_avg", "exp_avg_sq") if opt.state[param] else ():
+                value = opt.state[param][key]
+                assert (
+                    dtype == "bfloat16" or sharded_run.digest(value) == digests[f"{number} {key}"]
+                )
+            if opt.state[param] and dtype == "float32":
+                assert sharded_run.digest(param) == digests[f"{number} master"]
+        has_state = sum(map(bool, opt.state.values()))
+        assert has_state == sum(key.endswith(" exp_avg") for key in digests)
+
+
 @pytest.mark.parametrize(
     ("first", "others"),
     [
@@ -246,6 +267,7 @@ def test_offloaded_state_goes_from_any_ranks_to_any(tmp_path, first, others):
     given = {"store": folder, "run": tmp_path / "run"}
     saved = offload(tmp_path, first, sharded_run.offload_save, **given)
     assert all(line["left"] == [] for (line,) in saved)  # the copied step has no name any more
+    is_in_memory(saved[0][0]["digests"], folder)
     for then in others:
         given = {"store": folder, "run": tmp_path / f"run-{then}"}
         told = offload(tmp_path, then, sharded_run.offload_load, **given)
@@ -263,6 +285,7 @@ def test_moments_that_share_scales_go_to_as_many_ranks(tmp_path):
     told = ran(tmp_path, 2, sharded_run.offload_load, run=tmp_path / "again", **given)
     assert [each[0]["digests"] for each in told] == [each[0]["digests"] for each in saved]
     assert [each[0]["losses"] for each in told] == [each[0]["losses"] for each in saved]
+    is_in_memory(saved[0][0]["digests"], folder)
     with pytest.raises(Mismatch, match=r"with as many ranks as saved it \(2\)"):
         sharded_run.offload_load(Alone(), 0, 0, run=tmp_path / "alone", **given)
 

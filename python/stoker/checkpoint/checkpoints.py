@@ -34,6 +34,7 @@ from stoker.checkpoint.commits import (
 from stoker.checkpoint.divided import Divided, is_divided
 from stoker.checkpoint.grace import Grace
 from stoker.checkpoint.handle import Handle
+from stoker.checkpoint.in_memory import InMemory
 from stoker.checkpoint.in_place import state_in_memory
 from stoker.checkpoint.manifest import File, Manifest, Name
 from stoker.checkpoint.pace import COPYING_AT_MOST, Costs, Pace
@@ -694,7 +695,8 @@ class Checkpoints:
         chunk is taken from another tier that has it. `extra`: objects that get their state back, by
         the names that save() had; plain values come back in the result.
 
-        A checkpoint of a run of stoker.offload() goes back by `stoker.offload(..., restore=ckpt)`.
+        A checkpoint of a run of stoker.offload() goes back by `stoker.offload(..., restore=ckpt)`,
+        or into a model and an optimizer of torch in memory.
         Raises Mismatch if it belongs to another model: then nothing was changed. Weights, and an
         optimizer's tensors that are there, are filled in place.
         """
@@ -849,17 +851,19 @@ class Checkpoints:
         extra: dict[str, Any],
     ) -> Restored:
         manifest = reader.manifest
-        away = [
-            key
-            for key, each in optimizers.items()
-            if key in manifest.offloaded or isinstance(each, OffloadedOptimizer)
-        ]
+        away = [key for key, each in optimizers.items() if isinstance(each, OffloadedOptimizer)]
         if away:
             raise Mismatch(
                 f"{reader.where}: {away[0]} belongs to a run of stoker.offload(), whose state does"
                 " not pass through memory; give the checkpoints to it: stoker.offload(...,"
                 " restore=ckpt)"
             )
+        runs = {
+            key: InMemory(reader, model, each)
+            for key, each in optimizers.items()
+            if key in manifest.offloaded
+        }
+        optimizers = {key: each for key, each in optimizers.items() if key not in runs}
         things = {**optimizers, **({"loader": loader} if loader is not None else {}), **extra}
         for key in things:
             if key not in manifest.objects:
@@ -875,6 +879,8 @@ class Checkpoints:
             module.reshard()
         targets = _targets(model, reader) if model is not None else {}
         values = {key for key in manifest.objects if key.startswith("extra.") and key not in things}
+        masters = {n: t for run in runs.values() for n, t in run.masters(targets).items()}
+        targets = {name: each for name, each in targets.items() if name not in masters}
         reader.check_tensors(targets)
         like: dict[int, torch.Tensor] = {}
         for key, thing in optimizers.items():
@@ -887,6 +893,8 @@ class Checkpoints:
         for key, thing in optimizers.items():
             distribute(loaded[key], thing)
         reader.load_tensors(targets)
+        for run in runs.values():
+            run.fill(masters)
         for key, thing in things.items():
             thing.load_state_dict(loaded[key])
         record.set_rng_state(loaded[rng])
