@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
@@ -18,6 +17,7 @@
 #include "cache_traces.h"
 #include "command.h"
 #include "stoker/base/bytes.h"
+#include "stoker/base/mutex.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/runtime.h"
 
@@ -190,14 +190,14 @@ class RealRun {
   // Several readers, each the next item that none has taken.
   Status read(Store& store, const CacheTrace& trace, uint64_t begin, uint64_t end) {
     std::atomic<uint64_t> next{begin};
-    std::mutex mutex;
+    Mutex mutex;
     Status first;
     const auto reader = [&] {
       AlignedBytes memory(trace.item_bytes());
       for (uint64_t at = next++; at < end; at = next++) {
         const Status done = read_item(store, trace, trace.reads[at], memory.slice());
         if (done) continue;
-        const std::lock_guard lock(mutex);
+        const MutexLock lock(mutex);
         if (first) first = done;
         next = end;
       }

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/mutex.h"
 
 namespace stoker::cli {
 namespace {
@@ -101,18 +102,18 @@ class PlainTarget final : public UpdateTarget {
 // What the writers share.
 struct Shared {
   explicit Shared(size_t objects) : busy(objects) {}
-  std::vector<std::mutex> busy;  // by object
-  std::mutex mutex;              // guards what follows
+  std::vector<Mutex> busy;  // by object
+  Mutex mutex;              // guards what follows
   Status status;
   std::vector<double> waited;
   uint64_t bytes = 0;
 };
 
 // The objects in order, so that no two writers wait for each other.
-std::vector<std::unique_lock<std::mutex>> hold(Shared& shared, const Update& update) {
+std::vector<std::unique_lock<Mutex>> hold(Shared& shared, const Update& update) {
   std::set<size_t> objects;
   for (const UpdatePiece& piece : update) objects.insert(piece.object);
-  std::vector<std::unique_lock<std::mutex>> held;
+  std::vector<std::unique_lock<Mutex>> held;
   held.reserve(objects.size());
   for (const size_t object : objects) held.emplace_back(shared.busy[object]);
   return held;
@@ -126,7 +127,7 @@ void write(UpdateTarget& target, Shared& shared, size_t writer,
   Status status;
   while (const auto update = next(writer)) {
     {
-      const std::lock_guard lock(shared.mutex);
+      const MutexLock lock(shared.mutex);
       if (!shared.status) break;
     }
     for (const UpdatePiece& piece : *update) {
@@ -140,7 +141,7 @@ void write(UpdateTarget& target, Shared& shared, size_t writer,
     if (!status) break;
     waited.push_back(microseconds(Time::now() - begun));
   }
-  const std::lock_guard lock(shared.mutex);
+  const MutexLock lock(shared.mutex);
   if (!status && shared.status) shared.status = status;
   shared.waited.insert(shared.waited.end(), waited.begin(), waited.end());
   shared.bytes += bytes;

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstdio>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "command.h"
 #include "stoker/base/bytes.h"
 #include "stoker/base/crc32c.h"
+#include "stoker/base/mutex.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/runtime.h"
 
@@ -109,7 +109,7 @@ class Copy {
       show(false);
       if (done) continue;
       ++counts_.failed;
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       last_code_ = done.error().code;
       std::fprintf(stderr, "\nstoker: '%s': %s\n", objects_[index].key.c_str(),
                    done.error().message().c_str());
@@ -162,7 +162,7 @@ class Copy {
 
   void show(bool end) {
     if (isatty(STDERR_FILENO) == 0) return;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const uint64_t done = counts_.objects + counts_.kept + counts_.failed;
     std::fprintf(stderr, "\r\033[K%llu of %zu objects, %s of %s%s",
                  static_cast<unsigned long long>(done), objects_.size(),
@@ -179,7 +179,7 @@ class Copy {
   std::atomic<uint64_t> seen_bytes_{0};
   std::atomic<size_t> next_{0};
   Counts counts_;
-  std::mutex mutex_;  // of what is printed, and
+  Mutex mutex_;  // of what is printed, and
   Code last_code_ = Code::io;
 };
 

@@ -287,7 +287,7 @@ def declared_fields(tree: ast.Module) -> set[str]:
 
 READ_THE_ENVIRONMENT = {"src/stoker/base/log.cc", "src/stoker/store/s3/credentials.cc"}
 # pattern, the files that may, why
-BANNED_CPP = [
+BANNED_IN_CPP = [
     (
         r"(?<![\w.>])(?:std::)?(?:_?exit|quick_exit|_Exit)\s*\(",
         set(),
@@ -307,6 +307,11 @@ BANNED_CPP = [
         r"(?<![\w.>])(?:std::)?(?:secure_)?getenv\s*\(",
         READ_THE_ENVIRONMENT,
         "the environment is read in two places",
+    ),
+    (
+        r"std::(?:recursive_|shared_|timed_)?mutex\b(?!>)|std::condition_variable\b",
+        {"src/stoker/base/mutex.h"},
+        "Mutex and CondVar of base/mutex.h can say what they guard",
     ),
 ]
 # parts of the command; the offload is a library
@@ -328,18 +333,18 @@ RUNS_DATA = {"pickle.load", "pickle.loads", "eval", "exec"}
 OWN_PIPE = {("python/stoker/data/workers.py", "pickle.loads")}
 
 
-def banned_calls(root: Path) -> list[str]:
+def banned_words(root: Path) -> list[str]:
     problems = []
     for path in files(root):
         name = str(path.relative_to(root))
         if path.suffix in CODE and part_of(path, root) and not is_test(path):
             text = without_comments(path.read_text())
-            for pattern, allowed, why in BANNED_CPP:
+            for pattern, allowed, why in BANNED_IN_CPP:
                 if name in allowed or (part_of(path, root) == "cli" and "prints" in why):
                     continue
                 for found in re.finditer(pattern, text):
                     line = text.count("\n", 0, found.start()) + 1
-                    problems.append(f"{name}:{line} calls {found.group().strip(' (')}: {why}")
+                    problems.append(f"{name}:{line} uses {found.group().strip(' (')}: {why}")
         elif path.suffix == ".py" and name.startswith("python/stoker/"):
             problems += banned_in_python(path, name)
     return problems
@@ -593,7 +598,7 @@ RULES: list[Callable[[Path], list[str]]] = [
     friends,
     upward_imports,
     set_from_outside,
-    banned_calls,
+    banned_words,
     unused_files,
     machine_places,
     undocumented_formats,
@@ -681,18 +686,20 @@ BROKEN = [
         },
         1,
     ),
-    (banned_calls, {"src/stoker/io/x.cc": "void f() { std::exit(1); }"}, 1),
-    (banned_calls, {"src/stoker/io/x.cc": "void f() { abort(); std::abort(); }"}, 2),
-    (banned_calls, {"src/stoker/base/check.cc": "void f() { std::abort(); }"}, 0),
+    (banned_words, {"src/stoker/io/x.cc": "void f() { std::exit(1); }"}, 1),
+    (banned_words, {"src/stoker/io/x.cc": "void f() { abort(); std::abort(); }"}, 2),
+    (banned_words, {"src/stoker/base/check.cc": "void f() { std::abort(); }"}, 0),
     (
-        banned_calls,
+        banned_words,
         {"src/stoker/io/x.cc": 'void f() { printf("a"); std::cout << 1; fprintf(stderr, "b"); }'},
         3,
     ),
-    (banned_calls, {"cli/x.cc": 'void f() { printf("a"); std::exit(2); }'}, 1),
-    (banned_calls, {"src/stoker/io/x.cc": 'char* f() { return std::getenv("A"); }'}, 1),
+    (banned_words, {"src/stoker/io/x.h": "std::mutex a;\nstd::condition_variable b;"}, 2),
+    (banned_words, {"src/stoker/base/mutex.h": "std::mutex a;"}, 0),
+    (banned_words, {"cli/x.cc": 'void f() { printf("a"); std::exit(2); }'}, 1),
+    (banned_words, {"src/stoker/io/x.cc": 'char* f() { return std::getenv("A"); }'}, 1),
     (
-        banned_calls,
+        banned_words,
         {
             "src/stoker/io/x.cc": (
                 'const char* f() { return "exit(1)"; } // getenv("A")\nvoid g() { pool.exit(); }'
@@ -700,13 +707,13 @@ BROKEN = [
         },
         0,
     ),
-    (banned_calls, {"python/stoker/offload/x.py": "print(1)"}, 1),
+    (banned_words, {"python/stoker/offload/x.py": "print(1)"}, 1),
     (
-        banned_calls,
+        banned_words,
         {"python/stoker/train/x.py": "import os, sys\nprint(1)\nos.environ['A']\nsys.exit(1)"},
         2,
     ),
-    (banned_calls, {"python/stoker/train/x.py": "import pickle\npickle.load(f)"}, 1),
+    (banned_words, {"python/stoker/train/x.py": "import pickle\npickle.load(f)"}, 1),
     (
         unused_files,
         {

@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "convert.h"
 #include "stoker/base/bytes.h"
 #include "stoker/base/crc32c.h"
+#include "stoker/base/mutex.h"
 #include "stoker/codec/reduction.h"
 
 namespace nb = nanobind;
@@ -28,8 +28,8 @@ std::atomic<unsigned long> leaver{0};  // the thread that said so, which goes on
 std::atomic<int> coming{0};            // threads on their way back to the GIL
 
 struct Parked {
-  std::mutex mutex;
-  std::vector<unsigned long> threads;  // guarded by mutex
+  Mutex mutex;
+  std::vector<unsigned long> threads GUARDED_BY(mutex);
 };
 Parked& parked() {
   static Parked* const parked = new Parked;  // threads may come until the very end
@@ -38,7 +38,7 @@ Parked& parked() {
 
 [[noreturn]] void park() {
   {
-    std::lock_guard lock(parked().mutex);
+    MutexLock lock(parked().mutex);
     parked().threads.push_back(PyThread_get_thread_ident());
   }
   for (;;) pause();
@@ -54,7 +54,7 @@ void leave() {
 }
 
 std::vector<unsigned long> parked_threads() {
-  std::lock_guard lock(parked().mutex);
+  MutexLock lock(parked().mutex);
   return parked().threads;
 }
 

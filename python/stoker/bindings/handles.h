@@ -6,14 +6,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "stoker/base/fork.h"
+#include "stoker/base/mutex.h"
 #include "stoker/codec/hashed_copy.h"
 #include "stoker/offload/session.h"
 #include "stoker/store/answers.h"
@@ -35,8 +34,8 @@ class RuntimeHandle {
   const Unforked<RuntimeOwner> owner;
 
  private:
-  std::mutex mutex_;
-  std::vector<const Arena*> arenas_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<const Arena*> arenas_ GUARDED_BY(mutex_);
 };
 
 struct ArenaHandle {
@@ -65,11 +64,11 @@ class StoreHandle {
   template <typename T>
   Future<T> track(Future<T> future) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       ++pending_;
     }
     future.on_done([this](const Result<T>&) {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (--pending_ == 0) idle_.notify_all();
     });
     return future;
@@ -86,10 +85,10 @@ class StoreHandle {
   std::atomic<int> sessions{0};       // open ones
 
  private:
-  std::mutex mutex_;
-  std::condition_variable idle_;
-  size_t pending_ = 0;                                              // guarded by mutex_
-  std::vector<std::weak_ptr<struct TransactionBox>> transactions_;  // guarded by mutex_
+  Mutex mutex_;
+  CondVar idle_;
+  size_t pending_ GUARDED_BY(mutex_) = 0;
+  std::vector<std::weak_ptr<struct TransactionBox>> transactions_ GUARDED_BY(mutex_);
 };
 
 struct TransactionBox {

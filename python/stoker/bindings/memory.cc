@@ -55,7 +55,7 @@ void check_process(const RuntimeHandle& runtime) {
 
 Slice RuntimeHandle::slice(uintptr_t address, uint64_t bytes) {
   auto* data = reinterpret_cast<std::byte*>(address);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const Arena* arena : arenas_) {
     if (data >= arena->data() && data + bytes <= arena->data() + arena->size())
       return {data, bytes, arena->id()};
@@ -64,12 +64,12 @@ Slice RuntimeHandle::slice(uintptr_t address, uint64_t bytes) {
 }
 
 void RuntimeHandle::add(const Arena& arena) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   arenas_.push_back(&arena);
 }
 
 void RuntimeHandle::remove(const Arena& arena) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase(arenas_, &arena);
 }
 

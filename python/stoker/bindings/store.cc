@@ -25,7 +25,7 @@ namespace stoker::python {
 std::shared_ptr<TransactionBox> StoreHandle::add(std::unique_ptr<Transaction> transaction) {
   auto box = std::make_shared<TransactionBox>();
   box->step = std::make_shared<offload::StepTransaction>(std::move(transaction));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(transactions_, [](const auto& each) { return each.expired(); });
   transactions_.push_back(box);
   return box;
@@ -44,8 +44,8 @@ void TransactionBox::end() {
 
 void StoreHandle::close() {
   if (!runtime->here()) return;
-  std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return pending_ == 0; });
+  MutexLock lock(mutex_);
+  idle_.wait(lock, [this]() REQUIRES(mutex_) { return pending_ == 0; });
   const auto transactions = std::exchange(transactions_, {});
   lock.unlock();
   for (const auto& each : transactions) {

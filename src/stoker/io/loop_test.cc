@@ -1,13 +1,12 @@
 #include "stoker/io/loop.h"
+#include "stoker/base/mutex.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
-#include <mutex>
 #include <thread>
 
 #include "stoker/base/bytes.h"
@@ -46,7 +45,7 @@ class LoopTest : public ::testing::Test {
       Job& self = *static_cast<Job*>(op.context);
       if (self.then) self.then(self);
       LoopTest& test = *self.test;
-      std::lock_guard lock(test.mutex_);
+      MutexLock lock(test.mutex_);
       ++test.finished_;
       test.changed_.notify_all();
     };
@@ -58,15 +57,15 @@ class LoopTest : public ::testing::Test {
     return made;
   }
   void wait_for(size_t finished) {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     ASSERT_TRUE(changed_.wait_for(lock, std::chrono::seconds(30), [&] {
       return finished_ >= finished;
     })) << finished_;
   }
 
   std::shared_ptr<HeldEngine::Disks> disks_ = std::make_shared<HeldEngine::Disks>();
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  CondVar changed_;
   size_t finished_ = 0;  // guarded by mutex_
   alignas(kIoAlign) std::byte page_[kIoAlign];
   std::deque<Job> jobs_;
@@ -196,7 +195,7 @@ TEST_F(LoopTest, BackgroundBytesAreBoundedSoThatADemandNeedNotWait) {
   ASSERT_TRUE(loop_->submit(aligned_read(Priority::demand).op));
   disks_->wait_for_seen(3);
   {
-    std::lock_guard lock(disks_->mutex);
+    MutexLock lock(disks_->mutex);
     EXPECT_EQ(disks_->seen.size(), 3U);
     EXPECT_EQ(disks_->seen[2].priority, Priority::demand);
   }

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/mutex.h"
 #include "stoker/io/bounce.h"
 #include "stoker/io/loop.h"
 #include "stoker/memory/lost.h"
@@ -51,7 +52,7 @@ class StallTest : public ::testing::Test {
     job.op.context = &job;
     job.op.done = [](Op& op) noexcept {
       Job& self = *static_cast<Job*>(op.context);
-      std::lock_guard lock(self.test->mutex_);
+      MutexLock lock(self.test->mutex_);
       self.done = true;
       self.test->changed_.notify_all();
     };
@@ -59,7 +60,7 @@ class StallTest : public ::testing::Test {
     return job;
   }
   bool done(const Job& job, std::chrono::milliseconds within = std::chrono::seconds(30)) {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     return changed_.wait_for(lock, within, [&] { return job.done; });
   }
   void expect_given_up(const Job& job) {
@@ -74,8 +75,8 @@ class StallTest : public ::testing::Test {
   Budget budget_{64 * kMiB};
   std::shared_ptr<HeldEngine::Disks> disks_ = std::make_shared<HeldEngine::Disks>();
   std::unique_ptr<Arena> arena_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  Mutex mutex_;
+  CondVar changed_;
   std::deque<Job> jobs_;
   FileId dead_ = -1, live_ = -1;
   VirtualClock clock_;

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,7 +44,7 @@ class FakeNvme {
   uint64_t mapped_bytes = 0;                    // by the bus, now
   std::byte* disk() { return disk_.data(); }
   void look() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (Queue& queue : io_) serve(queue);
   }
 
@@ -84,14 +83,14 @@ class FakeNvme {
       return std::unique_ptr<nvme::Device>(new FakeDevice(drive_));
     }
     Result<uint64_t> map(const void* data, uint64_t bytes) override {
-      std::lock_guard lock(drive_.mutex_);
+      MutexLock lock(drive_.mutex_);
       const auto at = reinterpret_cast<uint64_t>(data);
       drive_.regions_.push_back({at, bytes});
       drive_.mapped_bytes += bytes;
       return at;
     }
     void unmap(uint64_t at, uint64_t bytes) override {
-      std::lock_guard lock(drive_.mutex_);
+      MutexLock lock(drive_.mutex_);
       const auto found = std::find(drive_.regions_.begin(), drive_.regions_.end(),
                                    std::pair<uint64_t, uint64_t>{at, bytes});
       STOKER_CHECK(found != drive_.regions_.end());
@@ -124,7 +123,7 @@ class FakeNvme {
   };
 
   uint64_t read(size_t at) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (removed) return UINT64_MAX;
     switch (at) {
       case 0x00:  // MQES, TO, CSS
@@ -139,7 +138,7 @@ class FakeNvme {
   }
 
   void write(size_t at, uint64_t value) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ++register_writes;
     if (removed) return;
     if (at == 0x14) return configure(static_cast<uint32_t>(value));
@@ -178,7 +177,7 @@ class FakeNvme {
   }
 
   void stop() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stop_locked();
   }
   void stop_locked() {
@@ -338,7 +337,7 @@ class FakeNvme {
     [[maybe_unused]] const ssize_t told = ::write(interrupt_, &one, sizeof one);
   }
 
-  std::mutex mutex_;
+  Mutex mutex_;
   const uint32_t block_bytes_;
   std::vector<std::byte> disk_;
   std::vector<std::pair<uint64_t, uint64_t>> regions_;

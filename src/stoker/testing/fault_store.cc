@@ -5,12 +5,12 @@
 namespace stoker {
 
 void FaultPlan::fail_nth(StoreCall call, uint64_t nth, Code code) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   faults_.push_back({call, nth, code});
 }
 
 std::optional<Error> FaultPlan::meet(StoreCall call) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++calls_[static_cast<size_t>(call)];
   for (auto fault = faults_.begin(); fault != faults_.end(); ++fault) {
     if (fault->call != call || --fault->countdown != 0) continue;
@@ -22,7 +22,7 @@ std::optional<Error> FaultPlan::meet(StoreCall call) {
 }
 
 uint64_t FaultPlan::calls(StoreCall call) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return calls_[static_cast<size_t>(call)];
 }
 
@@ -41,7 +41,7 @@ class FaultTransaction final : public Transaction {
   Future<void> write(std::string_view key, uint64_t offset, Slice from,
                      Priority priority) override {
     if (auto fault = plan_.meet(StoreCall::write)) {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (!failed_) failed_ = *fault;
       return *fault;
     }
@@ -66,7 +66,7 @@ class FaultTransaction final : public Transaction {
   Future<Version> commit(Durability durability) override {
     if (auto fault = plan_.meet(StoreCall::commit)) return *fault;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (failed_) return *failed_;
     }
     return inner_->commit(durability);
@@ -75,8 +75,8 @@ class FaultTransaction final : public Transaction {
  private:
   const std::unique_ptr<Transaction> inner_;
   FaultPlan& plan_;
-  std::mutex mutex_;
-  std::optional<Error> failed_;  // guarded by mutex_
+  Mutex mutex_;
+  std::optional<Error> failed_ GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,9 +38,9 @@ class FaultPlan {
     uint64_t countdown;
     Code code;
   };
-  mutable std::mutex mutex_;
-  std::vector<Fault> faults_;  // guarded by mutex_
-  uint64_t calls_[10] = {};    // guarded by mutex_
+  mutable Mutex mutex_;
+  std::vector<Fault> faults_ GUARDED_BY(mutex_);
+  uint64_t calls_[10] GUARDED_BY(mutex_) = {};
 };
 
 class FaultStore final : public Store {

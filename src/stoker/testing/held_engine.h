@@ -6,11 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <vector>
 
@@ -26,8 +24,8 @@ class HeldEngine : public Engine {
   // Outlives the engine. Everything is guarded by `mutex`; whoever looks while nothing moves need
   // not take it.
   struct Disks {
-    std::mutex mutex;
-    std::condition_variable changed;
+    Mutex mutex;
+    CondVar changed;
     std::vector<Op*> held;  // submitted, not ended
     std::vector<Op> seen;   // copies, in order of submission
     size_t held_peak = 0;
@@ -39,23 +37,23 @@ class HeldEngine : public Engine {
     bool woken = false;  // and poll() did not return since
 
     void allow_all() {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       open = true;
       changed.notify_all();
     }
     void stick(FileId file) {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       stuck.insert(file);
     }
     void let_go() {
-      std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       stuck.clear();
       changed.notify_all();
     }
     // What a disk that is slow does: one of its ops is done. Returns once it is. `like`: the
     // caller's op, or a copy; the place in memory tells which.
     void let_one_go(const Op& like, int sys_errno = 0) {
-      std::unique_lock lock(mutex);
+      MutexLock lock(mutex);
       const auto found = std::find_if(held.begin(), held.end(), [&](const Op* op) {
         return op->bytes.data == like.bytes.data;
       });
@@ -66,7 +64,7 @@ class HeldEngine : public Engine {
           changed.wait_for(lock, std::chrono::seconds(30), [&] { return released.empty(); }));
     }
     void wait_for_seen(size_t count) {
-      std::unique_lock lock(mutex);
+      MutexLock lock(mutex);
       ASSERT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] {
         return seen.size() >= count;
       })) << seen.size();
@@ -84,19 +82,19 @@ class HeldEngine : public Engine {
 
   EngineTraits traits() const override { return {"held", depth_, false}; }
   Result<FileInfo> open(const OpenFile&) override {
-    std::lock_guard lock(disks_->mutex);
+    MutexLock lock(disks_->mutex);
     const auto id = static_cast<FileId>(disks_->bytes.size());
     return FileInfo{.id = id, .bytes = disks_->disk(id).size()};
   }
   Status close(FileId) override {
-    std::lock_guard lock(disks_->mutex);
+    MutexLock lock(disks_->mutex);
     ++disks_->closed;
     return {};
   }
   Status adopt(const Arena&) override { return {}; }
 
   size_t submit(std::span<Op* const> ops) override {
-    std::lock_guard lock(disks_->mutex);
+    MutexLock lock(disks_->mutex);
     const size_t taken = std::min<size_t>(ops.size(), depth_ - disks_->held.size());
     for (Op* op : ops.first(taken)) {
       disks_->held.push_back(op);
@@ -110,7 +108,7 @@ class HeldEngine : public Engine {
   size_t poll(uint64_t wait_ns) override {
     std::vector<Op*> done;
     {
-      std::unique_lock lock(disks_->mutex);
+      MutexLock lock(disks_->mutex);
       const auto ready = [&] {
         return disks_->woken || std::any_of(disks_->held.begin(), disks_->held.end(),
                                             [&](Op* op) { return may_end(*op); });
@@ -130,7 +128,7 @@ class HeldEngine : public Engine {
   }
 
   void wake() override {
-    std::lock_guard lock(disks_->mutex);
+    MutexLock lock(disks_->mutex);
     disks_->woken = true;
     ++disks_->wakes;
     disks_->changed.notify_all();

@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -33,23 +31,23 @@ class HeldReads final : public Store {
     holding_ = holding_prefetches_ = false;
     std::vector<Held> held;
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       held = std::exchange(held_, {});
     }
     for (auto& [promise, run] : held) promise->complete(run().wait());
   }
   void fail_prefetches(bool failing) { failing_prefetches_ = failing; }
   void hold_stats() {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     holding_stats_ = true;
   }
   void let_stats_go() {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     holding_stats_ = false;
     stats_go_.notify_all();
   }
   std::vector<Asked> asked() const {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return asked_;
   }
   size_t asked(Priority priority) const {
@@ -60,7 +58,7 @@ class HeldReads final : public Store {
   Features features() const override { return inner_->features(); }
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
     {
-      std::unique_lock lock(mutex_);
+      MutexLock lock(mutex_);
       ++stats;
       if (holding_stats_) {
         ++stats_waiting;
@@ -80,7 +78,7 @@ class HeldReads final : public Store {
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override {
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       asked_.push_back({std::string(key), offset, into.size, options.priority});
       if (failing_prefetches_ && options.priority == Priority::prefetch)
         return Future<void>(fail(Code::unavailable, "it is away for now"));
@@ -110,11 +108,11 @@ class HeldReads final : public Store {
 
   const std::unique_ptr<Store> inner_;
   std::atomic<bool> holding_{false}, holding_prefetches_{false}, failing_prefetches_{false};
-  mutable std::mutex mutex_;  // guards what follows
+  mutable Mutex mutex_;  // guards what follows
   std::vector<Held> held_;
   std::vector<Asked> asked_;
   bool holding_stats_ = false;
-  std::condition_variable stats_go_;
+  CondVar stats_go_;
 };
 
 }  // namespace stoker

@@ -4,7 +4,6 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -38,7 +37,7 @@ class NamespaceFiles final : public Engine {
   Result<FileInfo> open(const OpenFile& request) override {
     if (request.create && !request.write)
       return fail(Code::invalid_argument, "what is to be created must be written");
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto found = files_.find(request.path);
     if (found == files_.end() && !request.create)
       return fail(Code::not_found, "there is no '{}'", request.path);
@@ -99,9 +98,9 @@ class NamespaceFiles final : public Engine {
   const std::string target_;
   const uint64_t bytes_;
   const uint64_t submissions_;  // of making it
-  std::mutex mutex_;
-  std::map<std::string, Range> files_;  // guarded by mutex_
-  uint64_t free_ = 0;                   // guarded by mutex_
+  Mutex mutex_;
+  std::map<std::string, Range> files_ GUARDED_BY(mutex_);
+  uint64_t free_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace stoker

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/testing/sim_disk.h"
 #include "stoker/testing/store_harness.h"
 
@@ -109,7 +110,7 @@ class Recorder {
   // each of them is whole or not at all. `gather` is called when all is staged; what it returns
   // lives until the last commit was called.
   Status commit_batch(const std::vector<Together>& list,
-                      const std::function<std::unique_lock<std::mutex>()>& gather) {
+                      const std::function<std::unique_lock<Mutex>()>& gather) {
     std::vector<std::unique_ptr<Transaction>> open;
     std::vector<Bytes> memory;
     STOKER_TRY(stage(list, open, memory));

@@ -6,12 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -65,23 +63,23 @@ class ShardConformance : public ::testing::TestWithParam<ShardUnderTest> {
 
   // What ends is counted, and waited for.
   struct Ends {
-    std::mutex mutex;
-    std::condition_variable changed;
+    Mutex mutex;
+    CondVar changed;
     size_t left = 0;
     template <typename Request>
     void expect(Request& request) {
-      const std::lock_guard lock(mutex);
+      MutexLock lock(mutex);
       ++left;
       request.context = this;
       request.done = [](Request& ended) noexcept {
         auto& ends = *static_cast<Ends*>(ended.context);
-        const std::lock_guard held(ends.mutex);
+        MutexLock held(ends.mutex);
         --ends.left;
         ends.changed.notify_all();
       };
     }
     void wait() {
-      std::unique_lock lock(mutex);
+      MutexLock lock(mutex);
       changed.wait(lock, [this] { return left == 0; });
     }
   };

@@ -54,7 +54,7 @@ void SimImage::flip(uint64_t offset, unsigned bit) {
 }
 
 void SimDisk::put(const std::string& path, SimImage image) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Disk& disk = disks_[path];
   disk.now = image;
   disk.durable = std::move(image);
@@ -62,20 +62,20 @@ void SimDisk::put(const std::string& path, SimImage image) {
 }
 
 SimImage SimDisk::image(const std::string& path) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto disk = disks_.find(path);
   return disk == disks_.end() ? SimImage() : disk->second.now;
 }
 
 void SimDisk::flip(const std::string& path, uint64_t offset, unsigned bit) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   disks_.at(path).now.flip(offset, bit);
   disks_.at(path).durable.flip(offset, bit);
 }
 
 void SimDisk::put_pending(const std::string& path, uint64_t offset,
                           std::shared_ptr<const std::vector<std::byte>> bytes) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Disk& disk = disks_.at(path);
   disk.now.write(offset, *bytes);
   Pending write = recorded(path, offset, std::move(bytes));
@@ -102,53 +102,53 @@ SimDisk::Pending SimDisk::recorded(const std::string& path, uint64_t offset,
 }
 
 void SimDisk::remove(const std::string& path) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   disks_.erase(path);
 }
 
 void SimDisk::spoil(const std::string& path, uint64_t offset) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   spoilt_[path].insert(align_down(offset, kIoAlign));
 }
 
 void SimDisk::heal() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   spoilt_.clear();
 }
 
 void SimDisk::limit(const std::string& folder, uint64_t bytes) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   limits_[folder] = bytes;
 }
 
 void SimDisk::unlimit(const std::string& folder) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   limits_.erase(folder);
   std::erase_if(disks_, [&](const auto& each) { return starts_with(each.first, folder); });
 }
 
 void SimDisk::throttle(const std::string& path, uint64_t bytes_per_s) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   disks_.at(path).bytes_per_s = bytes_per_s;
 }
 
 void SimDisk::set_faults(const SimFaults& faults) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   faults_ = faults;
 }
 
 void SimDisk::fail_nth(Op::Kind kind, uint64_t nth, int sys_errno, const std::string& prefix) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ordered_.push_back({kind, nth, sys_errno, prefix});
 }
 
 void SimDisk::cut_power(uint64_t seed, const std::string& prefix) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   cut(seed, prefix);
 }
 
 void SimDisk::order_cut(Cut cut) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   cuts_.push_back(std::move(cut));
 }
 
@@ -182,7 +182,7 @@ void SimDisk::cut(uint64_t seed, const std::string& prefix) {
 }
 
 void SimDisk::restore_power() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto& [path, disk] : disks_) disk.powered = true;
   dark_.clear();
   cuts_.clear();
@@ -190,34 +190,34 @@ void SimDisk::restore_power() {
 }
 
 void SimDisk::slow(const std::string& path, uint64_t delay_ns) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   slow_ns_[path] = delay_ns;
 }
 
 void SimDisk::hold(const std::string& path, bool all) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   held_[path].all = all;
 }
 
 void SimDisk::let_go(const std::string& path) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   held_.erase(path);
 }
 
 size_t SimDisk::held(const std::string& path) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto held = held_.find(path);
   return held == held_.end() ? 0 : held->second.waiting;
 }
 
 void SimDisk::start_recording() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   recording_ = true;
   events_.clear();
 }
 
 std::vector<SimEvent> SimDisk::stop_recording() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   recording_ = false;
   for (auto& [path, disk] : disks_) {
     for (Pending& write : disk.pending) write.event = SIZE_MAX;
@@ -226,7 +226,7 @@ std::vector<SimEvent> SimDisk::stop_recording() {
 }
 
 void SimDisk::note(uint64_t note, uint64_t value) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!recording_) return;
   SimEvent event;
   event.kind = SimEvent::Kind::note;

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/io/op.h"
 
 namespace stoker {
@@ -131,7 +132,7 @@ class SimDisk {
   void let_go(const std::string& path);
   size_t held(const std::string& path) const;
   // No transfer starts while this lives: what is submitted meanwhile waits.
-  std::unique_lock<std::mutex> hold() { return std::unique_lock(gate_); }
+  std::unique_lock<Mutex> hold() { return std::unique_lock(gate_); }
 
   void start_recording();
   std::vector<SimEvent> stop_recording();
@@ -195,8 +196,8 @@ class SimDisk {
   Plan start(const Op& op, const std::string& path);
   int64_t finish(const Op& op, const std::string& path, Plan& plan);
 
-  std::mutex gate_;           // taken before mutex_ by whatever starts
-  mutable std::mutex mutex_;  // guards everything
+  Mutex gate_;           // taken before mutex_ by whatever starts
+  mutable Mutex mutex_;  // guards everything
   std::mt19937_64 random_;
   std::map<std::string, Disk> disks_;
   std::map<std::string, uint64_t> limits_;

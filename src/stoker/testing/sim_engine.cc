@@ -38,7 +38,7 @@ Result<FileInfo> SimEngine::open(const OpenFile& file) {
 }
 
 Status SimEngine::close(FileId file) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (file < 0 || static_cast<size_t>(file) >= files_.size() ||
       !files_[static_cast<size_t>(file)].open) {
     return fail(Code::invalid_argument, "file {} is not open", file);
@@ -74,7 +74,7 @@ bool SimEngine::start(Flight& flight) {
   Op& op = *flight.op;
   File file;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (op.file >= 0 && static_cast<size_t>(op.file) < files_.size())
       file = files_[static_cast<size_t>(op.file)];
   }
@@ -142,7 +142,7 @@ size_t SimEngine::submit(std::span<Op* const> ops) {
 size_t SimEngine::poll(uint64_t wait_ns) {
   start_let_go();
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     if (flights_.empty() && wait_ns > 0) {
       // UINT64_MAX nanoseconds would overflow the clock; an hour is forever here, and the caller
       // polls again. A disk that lets go wakes nobody.
@@ -164,11 +164,11 @@ size_t SimEngine::poll(uint64_t wait_ns) {
     if (!flight->path.empty()) {
       int64_t outcome = 0;
       {
-        std::lock_guard lock(disk_->mutex_);
+        MutexLock lock(disk_->mutex_);
         outcome = disk_->finish(op, flight->path, flight->plan);
       }
       if (!advance(op, outcome, flight->path, counters_)) {
-        std::lock_guard lock(disk_->mutex_);
+        MutexLock lock(disk_->mutex_);
         flight->due_ns = due(op, flight->path);
         flight->plan = disk_->start(op, flight->path);
         flights_.push(std::move(flight));
@@ -184,7 +184,7 @@ size_t SimEngine::poll(uint64_t wait_ns) {
 
 void SimEngine::wake() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     woken_ = true;
   }
   wake_.notify_one();

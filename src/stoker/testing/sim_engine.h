@@ -3,7 +3,6 @@
 // once. Completions come in the order of their modelled times, which the seeded jitter shuffles.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
 #include <queue>
 
@@ -79,10 +78,10 @@ class SimEngine final : public Engine {
       flights_;
   std::vector<std::unique_ptr<Flight>> held_;  // not started: the disk holds them
 
-  std::mutex mutex_;  // guards what follows
+  Mutex mutex_;  // guards what follows
   std::vector<File> files_;
   bool woken_ = false;
-  std::condition_variable wake_;
+  CondVar wake_;
 };
 
 }  // namespace stoker

@@ -6,7 +6,7 @@ namespace stoker {
 
 DelayLine::~DelayLine() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_one();
@@ -15,14 +15,14 @@ DelayLine::~DelayLine() {
 
 void DelayLine::after(std::chrono::nanoseconds delay, std::function<void()> task) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     tasks_.emplace(std::chrono::steady_clock::now() + delay, std::move(task));
   }
   wake_.notify_one();
 }
 
 void DelayLine::run() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
     if (tasks_.empty()) {
       if (stopping_) return;

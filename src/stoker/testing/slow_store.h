@@ -3,11 +3,9 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "stoker/store/store.h"
@@ -38,8 +36,8 @@ class DelayLine {
 
  private:
   void run();
-  std::mutex mutex_;
-  std::condition_variable wake_;
+  Mutex mutex_;
+  CondVar wake_;
   // guarded by mutex_
   std::multimap<std::chrono::steady_clock::time_point, std::function<void()>> tasks_;
   // guarded by mutex_

@@ -1,6 +1,7 @@
 // The engine with a door to GPU memory, over libraries that are a GPU made of software: the suite
 // of all engines in host memory, and bytes in memory of the GPU, which this process cannot touch.
 #include "stoker/io/gpu/gpu.h"
+#include "stoker/base/mutex.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -90,8 +91,8 @@ class GpuDoor : public ::testing::Test {
   // In two ops: a part, and all that is left.
   static void run(Loop& loop, Op::Kind kind, FileId file, const Slice& bytes) {
     struct Waiting {
-      std::mutex mutex;
-      std::condition_variable changed;
+      Mutex mutex;
+      CondVar changed;
       size_t left = 2;
     } waiting;
     std::array<Op, 2> ops;
@@ -105,13 +106,13 @@ class GpuDoor : public ::testing::Test {
       op.context = &waiting;
       op.done = [](Op& done) noexcept {
         auto& mine = *static_cast<Waiting*>(done.context);
-        std::lock_guard lock(mine.mutex);
+        MutexLock lock(mine.mutex);
         --mine.left;
         mine.changed.notify_all();
       };
       ASSERT_TRUE(loop.submit(op));
     }
-    std::unique_lock lock(waiting.mutex);
+    MutexLock lock(waiting.mutex);
     waiting.changed.wait(lock, [&] { return waiting.left == 0; });
     for (const Op& op : ops) EXPECT_TRUE(op.result) << op.result.error().message();
   }

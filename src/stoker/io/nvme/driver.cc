@@ -129,7 +129,7 @@ Status Driver::wait_ready(bool ready) {
 
 // After it is stopped the controller touches no memory, and knows no queues.
 Status Driver::reset() {
-  std::lock_guard lock(admin_mutex_);
+  MutexLock lock(admin_mutex_);
   write32(kConfiguration, device_->read32(kConfiguration) & ~kEnable);
   STOKER_TRY(wait_ready(false));
   for (Queue* queue : {&admin_, &loud_, &quiet_}) {
@@ -268,7 +268,7 @@ Status Driver::administer_locked(const Command& command, uint64_t data_at) {
 }
 
 Result<Space> Driver::space(uint32_t number) {
-  std::lock_guard lock(admin_mutex_);
+  MutexLock lock(admin_mutex_);
   std::span<std::byte, kIdentifyBytes> answer(memory_->data() + kScratchAt, kIdentifyBytes);
   const auto ask = [&](uint8_t what, uint32_t space) {
     return administer_locked(identify(what, space, answer), memory_->at() + kScratchAt);
@@ -357,7 +357,7 @@ uint64_t Driver::oldest_abort_ns() const {
 }
 
 Result<size_t> Driver::abort_before(uint64_t time_ns, uint64_t now_ns) {
-  std::lock_guard lock(admin_mutex_);
+  MutexLock lock(admin_mutex_);
   size_t asked = 0;
   for (size_t id = 0; id < sent_.size(); ++id) {
     Sent& sent = sent_[id];

@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -102,7 +101,7 @@ class Driver {
   size_t stride_ = 4;  // between doorbells
   uint64_t ready_ns_ = 0;
   bool shadowing_ = false;  // doorbells are in memory: the drive looks while it is busy
-  std::mutex admin_mutex_;
+  Mutex admin_mutex_;
   Queue admin_;  // guarded by admin_mutex_
   Queue loud_, quiet_;
   bool has_quiet_ = false;

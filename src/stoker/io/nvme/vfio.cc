@@ -92,7 +92,7 @@ Result<std::unique_ptr<Device>> VfioBus::open(const std::string& address) {
 }
 
 Result<int> VfioBus::group(const std::string& number, const std::string& what) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto known = groups_.find(number); known != groups_.end()) return known->second;
   const std::string file = "/dev/vfio/" + number;
   const int group = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
@@ -111,13 +111,13 @@ Result<int> VfioBus::group(const std::string& number, const std::string& what) {
 }
 
 Status VfioBus::claim(const std::string& address) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (claimed_.insert(address).second) return {};
   return device_error(EBUSY, address, "this process drives it already, for another store");
 }
 
 void VfioBus::leave(const std::string& address) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   claimed_.erase(address);
 }
 
@@ -154,7 +154,7 @@ uint64_t VfioBus::find_room(uint64_t bytes) const {
 }
 
 Result<uint64_t> VfioBus::map(const void* data, uint64_t bytes) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const uint64_t at = find_room(bytes);
   if (at == 0)
     return fail(Code::out_of_space, "the IOMMU has no room for {} more", human_bytes(bytes));
@@ -174,7 +174,7 @@ Result<uint64_t> VfioBus::map(const void* data, uint64_t bytes) {
 }
 
 void VfioBus::unmap(uint64_t at, uint64_t bytes) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   vfio_iommu_type1_dma_unmap request{};
   request.argsz = sizeof request;
   request.iova = at;

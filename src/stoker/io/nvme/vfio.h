@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -41,7 +40,7 @@ class VfioBus final : public Bus {
   Status take_group(int group, const std::string& what);
 
   const int fd_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::map<uint64_t, uint64_t> used_;  // where each begins -> bytes; guarded by mutex_
   std::map<std::string, int> groups_;  // their descriptors; guarded by mutex_
   std::set<std::string> claimed_;      // guarded by mutex_

@@ -7,15 +7,14 @@
 // memory (kept_), by a policy of its own.
 #pragma once
 
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/memory/arena.h"
 #include "stoker/memory/budget.h"
@@ -113,6 +112,11 @@ class CachedStore final : public Store, public TaggedReads {
     Asked asked;
     uint32_t plans = 0;
   };
+  // FAST, and how much room it has.
+  struct Opened {
+    std::shared_ptr<Slots> slots;
+    Room room;
+  };
   class Change;  // store.cc
 
   CachedStore(std::string name, OpenFast fast, std::unique_ptr<Store> slow,
@@ -127,26 +131,26 @@ class CachedStore final : public Store, public TaggedReads {
                             const ReadOptions& options);
   std::vector<Piece> pieces_of(const ObjectInfo& object, uint64_t offset, Slice into) const;
   bool read_from_memory(std::string_view key, std::string_view tag, uint64_t offset, Slice into);
-  void choose(std::string_view key, Piece& piece);        // with the mutex
-  void pick(Piece& piece);                                // with the mutex
-  bool from_ahead(Piece& piece);                          // with the mutex
-  bool from_memory(Piece& piece);                         // with the mutex
-  std::shared_ptr<Fetch> begin_fetch(const BlockId& id);  // with the mutex
+  void choose(std::string_view key, Piece& piece) REQUIRES(mutex_);
+  void pick(Piece& piece) REQUIRES(mutex_);
+  bool from_ahead(Piece& piece) REQUIRES(mutex_);
+  bool from_memory(Piece& piece) REQUIRES(mutex_);
+  std::shared_ptr<Fetch> begin_fetch(const BlockId& id) REQUIRES(mutex_);
   BlockPtr make_block(const BlockId& id, size_t bytes);
-  void keep(const BlockPtr& block);  // with the mutex
+  void keep(const BlockPtr& block) REQUIRES(mutex_);
   bool came_from_slot(Piece& piece, const Status& moved);
-  void count_epochs(const Piece& piece);  // with the mutex
-  void failed(const BlockId& id, const Error& error);
-  void gather(Piece& piece, const Status& status);  // with the mutex
+  void count_epochs(const Piece& piece) REQUIRES(mutex_);
+  void failed(const BlockId& id, const Error& error) REQUIRES(mutex_);
+  void gather(Piece& piece, const Status& status) REQUIRES(mutex_);
   static void tell(const Piece& piece, const Status& status);
   void fetched(Piece& piece, const Status& status);
   Status direct(const ObjectInfo& object, std::vector<Piece>& pieces, const ReadOptions& options);
 
   // prefetch.cc
   void fetch_ahead();
-  void wake_ahead();                                                   // with the mutex
-  bool begin_one(const Ahead::Due& due, std::vector<AheadJob>& jobs);  // with the mutex
-  void begin_ahead(std::unique_lock<std::mutex>& lock);
+  void wake_ahead() REQUIRES(mutex_);
+  bool begin_one(const Ahead::Due& due, std::vector<AheadJob>& jobs) REQUIRES(mutex_);
+  void begin_ahead() REQUIRES(mutex_);  // and lets go of it meanwhile
   void take_arrived(const std::string& key);
   void arrived(AheadJob& job);
 
@@ -156,17 +160,17 @@ class CachedStore final : public Store, public TaggedReads {
   Result<ObjectInfo> object_of(std::string_view key);     // the same, or as it says
   Result<ObjectInfo> object_now(std::string_view key);    // as SLOW says
   void doubt();                                           // an object may be another one now
-  bool believed(const Known& known) const;                // with the mutex
-  void name_keys(const std::vector<ObjectInfo>& objects, Asked asked);  // with the mutex
-  void forget_block(const BlockId& id);  // with the mutex: the policy no longer holds it
+  bool believed(const Known& known) const REQUIRES(mutex_);
+  void name_keys(const std::vector<ObjectInfo>& objects, Asked asked) REQUIRES(mutex_);
+  void forget_block(const BlockId& id) REQUIRES(mutex_);  // the policy no longer holds it
   void write_behind();
-  uint64_t batch() const;  // with the mutex: so many blocks are worth a commit
-  void commit(std::unique_lock<std::mutex>& lock);
-  void turn_off(const Error& error);  // with the mutex
-  void let_go(std::unique_lock<std::mutex>& lock);
-  void turn_on(std::unique_lock<std::mutex>& lock);
-  Result<std::shared_ptr<Slots>> open_slots();
-  void take_up(std::shared_ptr<Slots> slots);  // with the mutex
+  uint64_t batch() const REQUIRES(mutex_);  // so many blocks are worth a commit
+  void commit() REQUIRES(mutex_);           // and lets go of it meanwhile
+  void turn_off(const Error& error) REQUIRES(mutex_);
+  void let_go() REQUIRES(mutex_);   // and lets go of it meanwhile
+  void turn_on() REQUIRES(mutex_);  // and lets go of it meanwhile
+  Result<Opened> open_slots();
+  void take_up(Opened opened) REQUIRES(mutex_);
 
   const std::string name_;
   const OpenFast open_fast_;
@@ -177,44 +181,49 @@ class CachedStore final : public Store, public TaggedReads {
   const uint64_t moving_places_;  // for blocks on their way and those that wait for a commit
   Budget in_memory_;              // of blocks, not of bytes
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable wake_, flushed_;
-  bool stopping_ = false;
-  uint64_t flush_wanted_ = 0, flush_done_ = 0;
-  std::shared_ptr<Slots> slots_;    // null: FAST is given up for now
-  std::shared_ptr<Slots> closing_;  // given up; the writer lets go of it, without the mutex
-  std::weak_ptr<Slots> last_slots_;
-  uint64_t life_ = 0;  // how often FAST was opened or given up
-  Room room_;
-  uint32_t errors_ = 0;  // of reads from FAST, one after the other
-  uint32_t probes_ = 0;  // since FAST was given up
-  std::unique_ptr<Policy> policy_;
+  mutable Mutex mutex_;
+  CondVar wake_, flushed_;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  uint64_t flush_wanted_ GUARDED_BY(mutex_) = 0, flush_done_ GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<Slots> slots_ GUARDED_BY(mutex_);  // null: FAST is given up for now
+  // given up; the writer lets go of it, without the mutex
+  std::shared_ptr<Slots> closing_ GUARDED_BY(mutex_);
+  std::weak_ptr<Slots> last_slots_ GUARDED_BY(mutex_);
+  uint64_t life_ GUARDED_BY(mutex_) = 0;  // how often FAST was opened or given up
+  Room room_ GUARDED_BY(mutex_);
+  uint32_t errors_ GUARDED_BY(mutex_) = 0;  // of reads from FAST, one after the other
+  uint32_t probes_ GUARDED_BY(mutex_) = 0;  // since FAST was given up
+  std::unique_ptr<Policy> policy_ GUARDED_BY(mutex_);
   // Which blocks stay in memory, or will when they were read from a slot; null: there is no room.
-  std::unique_ptr<Policy> memory_policy_;
-  std::unordered_map<BlockId, BlockPtr, BlockIdHash> kept_;  // stay there
-  Followers followers_;
-  Ahead ahead_;
-  std::condition_variable ahead_wake_;
-  bool ahead_due_ = false, ahead_stopping_ = false;
-  uint32_t planned_reads_ = 0;                            // since one looked for what is due
-  uint64_t moving_ahead_ = 0;                             // jobs whose end was not taken up
-  std::map<std::string, std::vector<AheadJob>> arrived_;  // by key; one thread is at each key
-  std::map<std::string, Epoch> epochs_;                   // by plan
-  std::map<std::string, Known, std::less<>> known_;
-  uint64_t doubts_ = 0;
-  uint32_t good_ = 0;  // reads from FAST in time, since it was opened
-  std::unordered_map<BlockId, Place, BlockIdHash> places_;
-  std::unordered_map<BlockId, std::shared_ptr<Fetch>, BlockIdHash> fetches_;
+  std::unique_ptr<Policy> memory_policy_ GUARDED_BY(mutex_);
+  std::unordered_map<BlockId, BlockPtr, BlockIdHash> kept_ GUARDED_BY(mutex_);  // stay there
+  Followers followers_ GUARDED_BY(mutex_);
+  Ahead ahead_ GUARDED_BY(mutex_);
+  CondVar ahead_wake_;
+  bool ahead_due_ GUARDED_BY(mutex_) = false, ahead_stopping_ GUARDED_BY(mutex_) = false;
+  uint32_t planned_reads_ GUARDED_BY(mutex_) = 0;  // since one looked for what is due
+  uint64_t moving_ahead_ GUARDED_BY(mutex_) = 0;   // jobs whose end was not taken up
+  // by key; one thread is at each key
+  std::map<std::string, std::vector<AheadJob>> arrived_ GUARDED_BY(mutex_);
+  std::map<std::string, Epoch> epochs_ GUARDED_BY(mutex_);  // by plan
+  std::map<std::string, Known, std::less<>> known_ GUARDED_BY(mutex_);
+  uint64_t doubts_ GUARDED_BY(mutex_) = 0;
+  uint32_t good_ GUARDED_BY(mutex_) = 0;  // reads from FAST in time, since it was opened
+  std::unordered_map<BlockId, Place, BlockIdHash> places_ GUARDED_BY(mutex_);
+  std::unordered_map<BlockId, std::shared_ptr<Fetch>, BlockIdHash> fetches_ GUARDED_BY(mutex_);
   struct Gathered {
     BlockPtr block;
     uint64_t number = 0;  // in next_
   };
-  std::unordered_map<BlockId, Gathered, BlockIdHash> gathered_;  // until they are committed
-  std::map<uint64_t, BlockPtr> next_;  // of the gathered ones, as they came: not being committed
-  uint64_t numbers_ = 0;
-  std::vector<uint32_t> free_, leaving_;  // slots; leaving: the committed map still names them
-  std::vector<uint64_t> generation_;      // by slot: how often it was filled
-  CacheInfo counts_;
+  // until they are committed
+  std::unordered_map<BlockId, Gathered, BlockIdHash> gathered_ GUARDED_BY(mutex_);
+  // of the gathered ones, as they came: not being committed
+  std::map<uint64_t, BlockPtr> next_ GUARDED_BY(mutex_);
+  uint64_t numbers_ GUARDED_BY(mutex_) = 0;
+  // slots; leaving: the committed map still names them
+  std::vector<uint32_t> free_ GUARDED_BY(mutex_), leaving_ GUARDED_BY(mutex_);
+  std::vector<uint64_t> generation_ GUARDED_BY(mutex_);  // by slot: how often it was filled
+  CacheInfo counts_ GUARDED_BY(mutex_);
 
   Pool readers_{16}, askers_{8};  // askers: for tags of what came ahead
   std::thread writer_, prefetcher_;

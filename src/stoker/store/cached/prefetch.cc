@@ -22,15 +22,17 @@ void CachedStore::wake_ahead() {
 }
 
 void CachedStore::fetch_ahead() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    ahead_wake_.wait(lock, [this] { return ahead_stopping_ ? moving_ahead_ == 0 : ahead_due_; });
+    ahead_wake_.wait(lock, [this]() REQUIRES(mutex_) {
+      return ahead_stopping_ ? moving_ahead_ == 0 : ahead_due_;
+    });
     if (ahead_stopping_) return;
-    begin_ahead(lock);
+    begin_ahead();
   }
 }
 
-void CachedStore::begin_ahead(std::unique_lock<std::mutex>& lock) {
+void CachedStore::begin_ahead() {
   ahead_due_ = false;
   counts_.prefetched_in_vain_bytes += ahead_.drop_passed();
   std::vector<AheadJob> jobs;
@@ -46,20 +48,20 @@ void CachedStore::begin_ahead(std::unique_lock<std::mutex>& lock) {
   }
   if (looks == kLooks) ahead_due_ = true;
   moving_ahead_ += jobs.size();
-  lock.unlock();
+  mutex_.unlock();
   for (AheadJob& each : jobs) {
     const Slice into = each.piece.block->slice();
     auto job = std::make_shared<AheadJob>(std::move(each));
     slow_->read(job->key, job->piece.offset, into, {.priority = Priority::prefetch})
         .on_done([this, job](const Status& status) {
-          const std::lock_guard held(mutex_);
+          MutexLock held(mutex_);
           job->status = status;
           const auto [at, is_new] = arrived_.try_emplace(job->key);
           at->second.push_back(std::move(*job));
           if (is_new) askers_.run([this, &key = at->first] { take_arrived(key); });
         });
   }
-  lock.lock();
+  mutex_.lock();
 }
 
 // False: there is no memory for it.
@@ -113,7 +115,7 @@ void CachedStore::take_arrived(const std::string& key) {
   for (;;) {
     std::vector<AheadJob> jobs;
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       const auto at = arrived_.find(key);
       jobs.swap(at->second);
       if (jobs.empty()) {
@@ -131,7 +133,7 @@ void CachedStore::take_arrived(const std::string& key) {
     for (AheadJob& job : jobs) arrived(job);
     const size_t count = jobs.size();
     jobs.clear();  // their memory is free again
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     moving_ahead_ -= count;
     ahead_wake_.notify_one();
   }
@@ -140,7 +142,7 @@ void CachedStore::take_arrived(const std::string& key) {
 void CachedStore::arrived(AheadJob& job) {
   Prefetch& prefetch = *job.prefetch;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const bool wanted = ahead_.has(prefetch);
     if (job.status) {
       prefetch.arrived = true;

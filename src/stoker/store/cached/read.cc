@@ -86,7 +86,7 @@ bool CachedStore::read_from_memory(std::string_view key, std::string_view tag, u
                                    Slice into) {
   ObjectInfo object;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto at = known_.find(key);
     if (at == known_.end() || !believed(at->second)) return false;
     object = at->second.object;
@@ -95,7 +95,7 @@ bool CachedStore::read_from_memory(std::string_view key, std::string_view tag, u
   if (!tag.empty() && object.tag != tag) return false;
   std::vector<Piece> pieces = pieces_of(object, offset, into);
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const Piece& piece : pieces)
       if (!kept_.contains(piece.id) && !gathered_.contains(piece.id)) {
         const auto ahead = ahead_.covering(piece.id, piece.at, piece.into.size);
@@ -113,7 +113,7 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
   using From = Piece::From;
   std::vector<Piece> pieces = pieces_of(object, offset, into);
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (Piece& piece : pieces) choose(object.key, piece);
   }
   const bool asked = std::any_of(pieces.begin(), pieces.end(), [](const Piece& piece) {
@@ -179,7 +179,7 @@ bool CachedStore::came_from_slot(Piece& piece, const Status& moved) {
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::steady_clock::now() - piece.begun);
   piece.slots.reset();
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const bool same = piece.life == life_ && generation_[piece.slot] == piece.generation;
   if (same && !moved) failed(piece.id, moved.error());
   if (same && moved) {
@@ -337,7 +337,7 @@ void CachedStore::count_epochs(const Piece& piece) {
   }
 }
 
-// FAST could not give a block that it holds. With the mutex.
+// FAST could not give a block that it holds.
 void CachedStore::failed(const BlockId& id, const Error& error) {
   if (error.code == Code::over_budget) return;  // says nothing of the disk
   if (error.code == Code::corruption) {
@@ -349,7 +349,7 @@ void CachedStore::failed(const BlockId& id, const Error& error) {
   }
 }
 
-// The block came, or failed to come: it is gathered if it is wanted. With the mutex.
+// The block came, or failed to come: it is gathered if it is wanted.
 void CachedStore::gather(Piece& piece, const Status& status) {
   if (const auto at = fetches_.find(piece.id); at != fetches_.end() && at->second == piece.fetch) {
     fetches_.erase(at);
@@ -378,7 +378,7 @@ void CachedStore::tell(const Piece& piece, const Status& status) {
 
 void CachedStore::fetched(Piece& piece, const Status& status) {
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     gather(piece, status);
   }
   tell(piece, status);
@@ -406,7 +406,7 @@ Status CachedStore::direct(const ObjectInfo& object, std::vector<Piece>& pieces,
   if (!first) return first;
   for (Piece& piece : pieces)
     if (piece.from == Piece::From::slow) piece.from = Piece::From::done;
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   counts_.fetched_bytes += bytes;
   return {};
 }

@@ -100,7 +100,7 @@ Result<std::unique_ptr<Store>> CachedStore::open(std::string name, OpenFast fast
 
 Status CachedStore::start() {
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto slots = open_slots();
     if (slots) {
       take_up(std::move(*slots));
@@ -117,13 +117,13 @@ Status CachedStore::start() {
 
 CachedStore::~CachedStore() {
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ahead_stopping_ = true;
     ahead_wake_.notify_all();
   }
   if (prefetcher_.joinable()) prefetcher_.join();
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -131,7 +131,7 @@ CachedStore::~CachedStore() {
 }
 
 // Opens FAST, and knows then how many slots there are.
-Result<std::shared_ptr<Slots>> CachedStore::open_slots() {
+Result<CachedStore::Opened> CachedStore::open_slots() {
   const uint64_t wanted = options_.disk_bytes / options_.block_bytes;
   if (options_.disk_bytes != 0 && wanted == 0)
     return fail(Code::invalid_argument, "disk= holds less than one block of the cache");
@@ -155,12 +155,12 @@ Result<std::shared_ptr<Slots>> CachedStore::open_slots() {
                 Slots::open(std::move(fast), {.block_bytes = options_.block_bytes,
                                               .slots = room.slots,
                                               .slow = identity(slow_->info().composition)}));
-  room_ = room;
-  return std::shared_ptr<Slots>(std::move(slots));
+  return Opened{std::move(slots), room};
 }
 
-void CachedStore::take_up(std::shared_ptr<Slots> slots) {
-  slots_ = std::move(slots);
+void CachedStore::take_up(Opened opened) {
+  room_ = opened.room;
+  slots_ = std::move(opened.slots);
   last_slots_ = slots_;
   ++life_;
   errors_ = good_ = 0;
@@ -208,20 +208,20 @@ void CachedStore::turn_off(const Error& error) {
   wake_.notify_all();
 }
 
-void CachedStore::let_go(std::unique_lock<std::mutex>& lock) {
+void CachedStore::let_go() {
   auto closing = std::exchange(closing_, nullptr);
-  lock.unlock();
+  mutex_.unlock();
   closing.reset();
-  lock.lock();
+  mutex_.lock();
 }
 
 // Opens FAST once more, when the last reader let go of it.
-void CachedStore::turn_on(std::unique_lock<std::mutex>& lock) {
+void CachedStore::turn_on() {
   probes_ = std::min(probes_ + 1, 6U);
   if (!last_slots_.expired()) return;
-  lock.unlock();
+  mutex_.unlock();
   auto slots = open_slots();
-  lock.lock();
+  mutex_.lock();
   if (!slots) {
     counts_.off = slots.error().message();
     return;
@@ -248,7 +248,7 @@ Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes
     return fail(Code::invalid_argument, "'{}' has {} bytes: there are no bytes {} to {} to forget",
                 object.key, object.bytes, offset, offset + bytes);
   if (bytes == 0) return {};
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   const uint64_t last = (offset + bytes - 1) / options_.block_bytes;
   for (uint64_t block = offset / options_.block_bytes; block <= last; ++block) {
     const BlockId id = block_id(key, object.tag, block);
@@ -263,7 +263,8 @@ Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes
   const uint64_t wanted = ++flush_wanted_;
   const uint64_t life = life_;  // of another one the map says nothing of what was forgotten
   wake_.notify_one();
-  flushed_.wait(lock, [&] { return flush_done_ >= wanted || life_ != life || !slots_; });
+  flushed_.wait(
+      lock, [&]() REQUIRES(mutex_) { return flush_done_ >= wanted || life_ != life || !slots_; });
   if (slots_ && life_ == life) return {};
   return fail(Code::io,
               "the cache forgot the bytes, but cannot say so durably; forget them again{}",
@@ -282,7 +283,7 @@ Result<Version> CachedStore::copy(std::string_view from, std::string_view to) {
 }
 
 void CachedStore::doubt() {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++doubts_;
   for (auto& [key, known] : known_) known.asked.reset();
 }
@@ -292,7 +293,7 @@ bool CachedStore::believed(const Known& known) const {
 }
 
 std::optional<ObjectInfo> CachedStore::known(std::string_view key) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = known_.find(key);
   if (at == known_.end() || !believed(at->second)) return {};
   return at->second.object;
@@ -310,7 +311,7 @@ Result<ObjectInfo> CachedStore::object_of(std::string_view key) {
 
 Result<ObjectInfo> CachedStore::object_now(std::string_view key) {
   const auto asked = std::chrono::steady_clock::now();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   const uint64_t doubts = doubts_;
   lock.unlock();
   auto object = slow_->stat(key);
@@ -335,7 +336,7 @@ Status CachedStore::follow(const Plan& plan) {
   std::shared_ptr<Follower> follower;
   std::vector<ObjectInfo> objects;
   const auto asked = std::chrono::steady_clock::now();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   const uint64_t doubts = doubts_;
   lock.unlock();
   if (!plan.runs.empty()) {
@@ -375,25 +376,25 @@ Status CachedStore::follow(const Plan& plan) {
 }
 
 void CachedStore::write_behind() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    const auto due = [this] {
+    const auto due = [this]() REQUIRES(mutex_) {
       return stopping_ || (slots_ && (next_.size() >= batch() || flush_wanted_ > flush_done_));
     };
     if (slots_) {
-      wake_.wait(lock, [&] { return due() || !slots_; });
+      wake_.wait(lock, [&]() REQUIRES(mutex_) { return due() || !slots_; });
     } else {
       flushed_.notify_all();
-      let_go(lock);
-      if (!wake_.wait_for(lock, options_.probe * (1U << probes_), due)) turn_on(lock);
+      let_go();
+      if (!wake_.wait_for(lock, options_.probe * (1U << probes_), due)) turn_on();
     }
     const bool last = stopping_;  // said during a commit, it is not: more may be gathered
-    if (slots_ && due()) commit(lock);
+    if (slots_ && due()) commit();
     if (last && (next_.empty() || !slots_)) return;
   }
 }
 
-void CachedStore::commit(std::unique_lock<std::mutex>& lock) {
+void CachedStore::commit() {
   const uint64_t flush = flush_wanted_;
   std::vector<Fill> fills;
   const size_t most = std::min<uint64_t>(free_.size(), kCommitBytes / options_.block_bytes);
@@ -410,10 +411,10 @@ void CachedStore::commit(std::unique_lock<std::mutex>& lock) {
       for (const auto& [id, place] : places_) others.push_back({id, place.slot, place.bytes});
     auto slots = slots_;
     const uint64_t life = life_;
-    lock.unlock();
+    mutex_.unlock();
     const Status status = slots->commit(fills, freed, others);
     slots.reset();
-    lock.lock();
+    mutex_.lock();
     if (life != life_) return;
     if (!status) {
       turn_off(status.error());
@@ -438,7 +439,7 @@ void CachedStore::commit(std::unique_lock<std::mutex>& lock) {
 
 StoreInfo CachedStore::info() const {
   StoreInfo info = slow_->info();
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   info.composition = name_;
   info.cache = counts_;
   info.cache->ahead_depth_bytes = ahead_.depth() * options_.block_bytes;

@@ -165,7 +165,7 @@ void Committer::commit(std::vector<CommitRequest> batch) {
 // Table items, VALs and fresh stripes of one commit; the fresh stripes are written, not flushed.
 void Committer::prepare(Prepared& commit, uint64_t& table_bytes) {
   TransactionState& state = *commit.request->state;
-  std::lock_guard lock(state.mutex);
+  MutexLock lock(state.mutex);
   std::vector<StagedStripe*> better = write_better(commit, state);
   commit.status = name_stripes(commit, state, table_bytes);
   if (!commit.status && !better.empty()) {

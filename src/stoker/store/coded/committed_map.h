@@ -2,11 +2,9 @@
 // guards it. docs/formats/coded_store.md is the protocol.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/classes/classes.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/coded/header_cache.h"
@@ -73,11 +72,13 @@ class CommittedMap {
   template <typename State>
   class Locked {
    public:
-    Locked(std::mutex& mutex, std::condition_variable& changed, State& state)
-        : lock_(mutex), changed_(changed), state_(state) {}
+    Locked(Mutex& mutex, CondVar& changed, State& state) NO_THREAD_SAFETY_ANALYSIS
+        : lock_(mutex),
+          changed_(changed),
+          state_(state) {}
     State* operator->() const { return &state_; }
     State& operator*() const { return state_; }
-    void unlock() { lock_.unlock(); }
+    void unlock() NO_THREAD_SAFETY_ANALYSIS { lock_.unlock(); }
     // Until somebody says changed().
     void wait() { changed_.wait(lock_); }
     template <typename Until>
@@ -86,8 +87,8 @@ class CommittedMap {
     }
 
    private:
-    std::unique_lock<std::mutex> lock_;
-    std::condition_variable& changed_;
+    MutexLock lock_;
+    CondVar& changed_;
     State& state_;
   };
 
@@ -122,9 +123,9 @@ class CommittedMap {
   const Shape shape_;
   const std::string name_;
   Slots slots_;  // has a lock of its own; outlives the stripes
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  MapState state_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  MapState state_;  // reached through Locked alone
 };
 
 // The headers of these stripes stay in memory, once they are there, as long as it lives.

@@ -4,11 +4,11 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/coded/early.h"
 #include "stoker/store/coded/spare_memory.h"
@@ -64,7 +64,8 @@ struct StagedObject {
 
 // Outlives its transaction while the commit is under way.
 struct TransactionState {
-  std::mutex mutex;  // guards what follows; taken before the store's
+  // Guards what follows until `done`; then it is the commit's. Taken before the store's.
+  Mutex mutex;
   std::map<std::string, StagedObject, std::less<>> objects;
   std::optional<Error> failed;  // of the first write that failed
   Requirements required;        // looked at when it commits

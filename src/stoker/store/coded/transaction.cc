@@ -19,7 +19,7 @@ Error no_object(std::string_view key) {
 
 StagedTransaction::~StagedTransaction() {
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     if (state_->done) return;  // the writer gives up what it owned
     const auto map = map_.lock();
     for (const auto& [key, object] : state_->objects) map->owned.erase(key);
@@ -63,7 +63,7 @@ Result<StagedObject*> StagedTransaction::own(std::string_view key) {
 }
 
 Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   if (chunk_bytes != 0 &&
       (chunk_bytes % kBlock != 0 || chunk_bytes < 64 * kKiB || chunk_bytes > 8 * kMiB)) {
     return fail(Code::invalid_argument,
@@ -137,7 +137,7 @@ bool StagedTransaction::reads_as_zeros(const StagedObject& object, size_t index,
 }
 
 Status StagedTransaction::require(std::string_view key, std::string_view tag) {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   if (state_->done)
     return fail(Code::invalid_argument, "the transaction is already committed: begin another");
   state_->required.insert_or_assign(std::string(key), std::string(tag));
@@ -146,7 +146,7 @@ Status StagedTransaction::require(std::string_view key, std::string_view tag) {
 
 Future<void> StagedTransaction::write(std::string_view key, uint64_t offset, Slice from,
                                       Priority priority) {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   const auto status = [&]() -> Status {
     STOKER_ASSIGN(StagedObject * object, own(key));
     if (!object->exists) return no_object(key);
@@ -323,7 +323,7 @@ Status StagedTransaction::old_block(const StagedObject& object, const StagedStri
 }
 
 Status StagedTransaction::remove(std::string_view key) {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   STOKER_ASSIGN(StagedObject * object, own(key));
   if (!object->exists) return no_object(key);
   object->exists = false;
@@ -337,7 +337,7 @@ Status StagedTransaction::remove(std::string_view key) {
 }
 
 Status StagedTransaction::expect(std::string_view key, Class expected) {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   STOKER_ASSIGN(StagedObject * object, own(key));
   if (!object->exists) return no_object(key);
   object->expected = expected;
@@ -348,7 +348,7 @@ Status StagedTransaction::expect(std::string_view key, Class expected) {
 Future<void> StagedTransaction::read(std::string_view key, uint64_t offset, Slice into,
                                      ReadOptions options) {
   if (!options.snapshot.empty()) return parts_.store.read(key, offset, into, options);
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   const auto at = state_->objects.find(key);
   if (at == state_->objects.end()) return parts_.store.read(key, offset, into, options);
   const StagedObject& object = at->second;
@@ -387,7 +387,7 @@ Status StagedTransaction::read_locked(std::string_view key, const StagedObject& 
 Future<Version> StagedTransaction::commit(Durability) {
   std::optional<Error> failed;
   {
-    std::lock_guard lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     if (state_->done)
       return fail(Code::invalid_argument, "the transaction is already committed: begin another");
     state_->done = true;

@@ -8,9 +8,9 @@
 
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <set>
 
+#include "stoker/base/mutex.h"
 #include "stoker/store/dir/beneath.h"
 #include "stoker/store/dir/store.h"
 #include "stoker/store/runtime.h"
@@ -149,9 +149,9 @@ Recorded record(bool no_replace) {
   std::filesystem::remove_all(root);
   const auto runtime = std::move(*RuntimeOwner::make({.engine = "posix", .cpu_threads = 2}));
   Recorded run;
-  std::mutex mutex;
+  Mutex mutex;
   const auto note = [&](const DirStep& step) {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     run.steps.push_back(step);
   };
   {

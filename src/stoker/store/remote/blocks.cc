@@ -59,7 +59,7 @@ Blocks::Blocks(Fd fd, Mapping mapping, Grant grant, uint32_t block_bytes)
       slots_(mapping_.size() / block_bytes) {}
 
 Blocks::Place Blocks::find(const std::string& name, bool eager) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto at = by_name_.find(name); at != by_name_.end()) {
     Slot& slot = slots_[at->second];
     ++slot.pins;
@@ -95,7 +95,7 @@ Blocks::Place Blocks::find(const std::string& name, bool eager) {
 
 std::vector<uint32_t> Blocks::find_full(const std::vector<std::string>& names) {
   std::vector<uint32_t> slots;
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const std::string& name : names) {
     const auto at = by_name_.find(name);
     if (at == by_name_.end() || slots_[at->second].filling) return {};
@@ -117,7 +117,7 @@ void Blocks::drop(uint32_t slot) {
 }
 
 void Blocks::filled(uint32_t slot, bool whole) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   STOKER_CHECK(slots_[slot].filling && slots_[slot].pins > 0);
   slots_[slot].filling = false;
   slots_[slot].whole = whole;
@@ -126,25 +126,25 @@ void Blocks::filled(uint32_t slot, bool whole) {
 }
 
 bool Blocks::wait(uint32_t slot) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   filled_.wait(lock, [&] { return !slots_[slot].filling; });
   return slots_[slot].whole;
 }
 
 void Blocks::unpin(uint32_t slot) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   STOKER_CHECK(slots_[slot].pins > 0);
   --slots_[slot].pins;
   --counts_.pins;
 }
 
 void Blocks::forget(const std::string& name) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto at = by_name_.find(name); at != by_name_.end()) drop(at->second);
 }
 
 Blocks::Counts Blocks::counts() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return counts_;
 }
 

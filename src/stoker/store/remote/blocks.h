@@ -5,10 +5,8 @@
 // filled anew when another block needs it, the one used longest ago (about: a clock) first.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -64,14 +62,14 @@ class Blocks {
     bool filling = false, whole = false, used = false;
   };
   Blocks(Fd fd, Mapping mapping, Grant grant, uint32_t block_bytes);
-  void drop(uint32_t slot);  // with the mutex
+  void drop(uint32_t slot) REQUIRES(mutex_);
 
   const Fd fd_;
   const Mapping mapping_;
   const Grant grant_;
   const uint32_t block_bytes_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable filled_;
+  mutable Mutex mutex_;  // guards what follows
+  CondVar filled_;
   std::vector<Slot> slots_;
   size_t hand_ = 0;
   std::unordered_map<std::string, uint32_t> by_name_;

@@ -226,7 +226,7 @@ class RemoteTransaction final : public Transaction {
     const auto down = std::make_shared<Countdown>(parts);
     Future<void> all = down->future();
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       std::erase_if(writes_, [](const Future<void>& each) { return each.ready(); });
       writes_.push_back(all);
     }
@@ -257,7 +257,7 @@ class RemoteTransaction final : public Transaction {
     // Done after its writes, whose answers may come later than its own.
     std::vector<Future<void>> writes;
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       writes = writes_;
     }
     auto promise = std::make_shared<Promise<Version>>();
@@ -277,8 +277,8 @@ class RemoteTransaction final : public Transaction {
   }
   const LinkPtr link_;
   const uint64_t id_;
-  std::mutex mutex_;
-  std::vector<Future<void>> writes_;  // guarded by mutex_; those not done
+  Mutex mutex_;
+  std::vector<Future<void>> writes_ GUARDED_BY(mutex_);  // those not done
 };
 
 // What one process has of a store. A forked one makes its own, and touches that of its parent
@@ -286,7 +286,7 @@ class RemoteTransaction final : public Transaction {
 struct Process {
   const uint64_t made = forks();
   std::atomic<int> socket{-1};
-  std::mutex mutex;  // guards what follows
+  Mutex mutex;  // guards what follows
   LinkPtr link;
   std::thread thread;  // runs the link
 };
@@ -361,7 +361,7 @@ class RemoteStore final : public Store, public HasAnswers {
   }
   std::weak_ptr<Answers> answers() const override {
     Process* const mine = process();
-    const std::lock_guard lock(mine->mutex);
+    MutexLock lock(mine->mutex);
     return mine->link;
   }
   Future<void> snapshot(std::string_view name) override { return named(Kind::snapshot, name); }
@@ -445,7 +445,7 @@ Process* RemoteStore::process() const {
 
 Result<LinkPtr> RemoteStore::connected() const {
   Process* const mine = process();
-  const std::lock_guard lock(mine->mutex);
+  MutexLock lock(mine->mutex);
   if (mine->link && !mine->link->lost()) return mine->link;
   STOKER_ASSIGN(LinkPtr link, Link::make(path_, read_only_));
   const Features now = link->welcome().features;

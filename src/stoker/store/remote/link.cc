@@ -82,17 +82,17 @@ Error Link::gone(const char* what) const {
 }
 
 bool Link::waiter_receives() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return waiter_;
 }
 
 uint64_t Link::received_by_waiters() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return received_;
 }
 
 bool Link::lost() const {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return lost_;
 }
 
@@ -109,7 +109,7 @@ void Link::run() {
   heard_ = pinged_ = std::chrono::steady_clock::now();
   while (wait_for_one()) {
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (receiving_) {
         aside_ = true;
         continue;
@@ -117,14 +117,14 @@ void Link::run() {
       receiving_ = true;
     }
     const Received received = receive_one();
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     receiving_ = false;
     // Who waited for it was faster: the next one that is waited for is none of run()'s, too.
     if (received == Received::none) aside_ = under_way_.size() + queue_.size() <= 1;
     if (received == Received::end) break;
   }
   lose();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   left_.wait(lock, [this] { return !receiving_; });
   over_ = true;
   if (lent_ == 0) shutdown(socket_.get(), SHUT_RDWR);
@@ -138,7 +138,7 @@ bool Link::wait_for_one() {
   for (uint64_t received = 0;;) {
     bool aside = false, waiter = false;
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       aside = aside_;
       waiter = waiter_;
       long_wait = long_wait && waiter && received == received_;
@@ -160,17 +160,17 @@ bool Link::wait_for_one() {
       if (Clock::now() > heard_.load() + heartbeat && ready == 0) return false;
       pinged_ = Clock::now();
       ping();
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       aside_ = false;  // for its answer
     }
     if (ready > 0 && polled[0].revents != 0) {
       if (!aside) return true;
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       aside_ = false;  // the connection ended
       continue;
     }
     if (!aside || ready != 0) continue;
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!receiving_ && received == received_) aside_ = false;
     long_wait = waiter && waiter_ && received == received_;
   }
@@ -185,7 +185,7 @@ Link::Received Link::receive_one() {
   if (!answer) return Received::end;
   UnderWay one;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto at = under_way_.find((*packet)->header.id);
     if (at == under_way_.end()) return Received::one;
     one = std::move(at->second);
@@ -202,7 +202,7 @@ void Link::receive_until(const std::function<bool()>& done, Time deadline) {
   if (made_ != forks()) return;
   const auto begun = Clock::now();
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (lost_ || receiving_) return;
     if (under_way_.size() + queue_.size() != 1) return attend();
     receiving_ = waiter_ = true;
@@ -221,7 +221,7 @@ void Link::receive_until(const std::function<bool()>& done, Time deadline) {
     if (polled[0].revents != 0) going = receive_one() != Received::end;
   }
   if (!going) lose();
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   receiving_ = waiter_ = false;
   ++received_;
   // After a long wait run() looks no more whether anybody comes.
@@ -248,14 +248,14 @@ void Link::send_out(const Outgoing& message) {
 }
 
 void Link::lend() {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ++lent_;
 }
 
 void Link::give_back(const Span& span) {
   if (made_ != forks()) return;  // it is the parent's
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     --lent_;
     if (over_ && lent_ == 0) shutdown(socket_.get(), SHUT_RDWR);
     if (lost_) return;
@@ -266,24 +266,24 @@ void Link::give_back(const Span& span) {
 // Past the queue, which may wait for a slow store for longer than the heartbeat. Where there is no
 // room for it now, others are sending, or the server is silent, which run() finds out.
 void Link::ping() {
-  const std::unique_lock order(sending_, std::try_to_lock);
-  if (!order) return;
+  if (!sending_.try_lock()) return;
   if (const auto message = outgoing({Kind::ping, false, 0}, encode(Request{.kind = Kind::ping})))
     (void)send(socket_.get(), *message, false);
+  sending_.unlock();
 }
 
 void Link::lose() {
   std::unordered_map<uint64_t, UnderWay> under_way;
   std::deque<Call> queue;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     lost_ = true;
   }
   const uint64_t wake = 1;
   (void)!::write(wake_.get(), &wake, sizeof wake);  // whoever is sending is done soon
   {
-    const std::lock_guard order(sending_);
-    const std::lock_guard lock(mutex_);
+    MutexLock order(sending_);
+    MutexLock lock(mutex_);
     under_way.swap(under_way_);
     queue.swap(queue_);
   }
@@ -303,7 +303,7 @@ void Link::lose() {
 
 void Link::finish(UnderWay& one, const Result<Answer>& answer) {
   one.call.after(answer, memory_.data() + one.place);
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   give_memory(one.place, one.call.memory);
 }
 
@@ -318,7 +318,7 @@ void Link::ask(Call call) {
 // False where the connection is lost, or of another process: the call stays as it is.
 bool Link::take(Call& call) {
   if (made_ != forks()) return false;
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (lost_) return false;
   if (!WillReceive::here()) attend();
   queue_.push_back(std::move(call));
@@ -326,7 +326,7 @@ bool Link::take(Call& call) {
 }
 
 void Link::pump() {
-  const std::lock_guard order(sending_);
+  MutexLock order(sending_);
   for (;;) {
     Request request;
     std::function<void(std::byte*)> before;
@@ -335,7 +335,7 @@ void Link::pump() {
     std::vector<uint32_t> unpinned;
     bool going = false;
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (unpinned_.size() >= kUnpinAt || (short_of_pins_ && !queue_.empty()))
         unpinned.swap(unpinned_);
       going = !lost_ && !queue_.empty() && under_way_.size() < kAtOnce &&
@@ -364,7 +364,7 @@ void Link::pump() {
     }
     UnderWay refused;
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       refused = std::move(under_way_.at(id));
       under_way_.erase(id);
     }
@@ -376,7 +376,7 @@ void Link::unpin(const std::vector<Span>& spans) {
   if (made_ != forks()) return;  // it is the parent's
   bool enough = false;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const Span& span : spans) {
       if (span.slot != kNoSlot)
         unpinned_.push_back(span.slot);

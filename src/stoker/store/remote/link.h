@@ -4,11 +4,9 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -69,12 +67,12 @@ class Link final : public Answers {
   bool take(Call& call);
   bool wait_for_one();
   Received receive_one();
-  void attend();  // with the mutex: somebody receives what is under way
+  void attend() REQUIRES(mutex_);  // somebody receives what is under way
   Error gone(const char* what) const;
   void pump();
   void finish(UnderWay& one, const Result<Answer>& answer);
-  bool take_memory(size_t bytes, size_t& place);  // with the mutex
-  void give_memory(size_t place, size_t bytes);   // with the mutex
+  bool take_memory(size_t bytes, size_t& place) REQUIRES(mutex_);
+  void give_memory(size_t place, size_t bytes) REQUIRES(mutex_);
   void ping();
   void send_out(const Outgoing& message);
 
@@ -92,14 +90,14 @@ class Link final : public Answers {
   std::atomic<Time> heard_{};
   Time pinged_;  // of run()
 
-  std::mutex sending_;                // before mutex_; the order of what is sent
-  mutable std::mutex mutex_;          // guards what follows
+  Mutex sending_;                     // before mutex_; the order of what is sent
+  mutable Mutex mutex_;               // guards what follows
   bool lost_ = false, over_ = false;  // over: run() returned
   bool receiving_ = false;            // some thread is
   bool waiter_ = false;               // and it is one that waits
   bool aside_ = false;                // run() leaves it to those who wait
   uint64_t received_ = 0;             // how often somebody did
-  std::condition_variable left_;      // receiving_ is false, and the link is lost
+  CondVar left_;                      // receiving_ is false, and the link is lost
   size_t lent_ = 0;                   // views that live
   uint64_t next_id_ = 1;              // 0 is that of pings
   std::deque<Call> queue_;

@@ -54,7 +54,7 @@ struct Session::Reading {
   std::vector<uint64_t> places;          // by piece, in the memory of the client
   std::vector<std::vector<Span>> spans;  // by piece
   std::string tag;                       // of a read of one piece
-  std::mutex mutex;                      // guards what follows
+  Mutex mutex;                           // guards what follows
   size_t left = 0;
   size_t first_failed = SIZE_MAX;
   std::optional<Error> error;
@@ -65,7 +65,7 @@ struct Session::Reading {
   }
   // Whether it was the last one.
   bool done(size_t index, const Status& status) {
-    const std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (!status && index < first_failed) {
       first_failed = index;
       error = status.error();
@@ -102,7 +102,7 @@ Session::~Session() {
 
 void Session::end() {
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ended_ = stopping_ = true;
   }
   const uint64_t one = 1;
@@ -120,7 +120,7 @@ void Session::run() {
     pollfd polled[2] = {{socket_.get(), 0, 0}, {wake_.get(), POLLIN, 0}};
     bool room = false;
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (ended_) break;
       room = has_room();
       if (room) polled[0].events |= POLLIN;
@@ -133,14 +133,14 @@ void Session::run() {
     uint64_t woken = 0;
     if ((polled[1].revents & POLLIN) != 0) (void)!::read(wake_.get(), &woken, sizeof woken);
     if (ready == 0 && Clock::now() >= heard + heartbeat) {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       silent = room || !out_.empty();
       if (silent) break;
       heard = Clock::now();  // the store is slow, and nothing is read meanwhile
       continue;
     }
     if ((polled[0].revents & POLLOUT) != 0) {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       flush();
     }
     if ((polled[0].revents & POLLIN) != 0) {
@@ -154,7 +154,7 @@ void Session::run() {
   }
   std::map<uint64_t, Open> transactions;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ended_ = true;
     transactions.swap(transactions_);
     listings_.clear();
@@ -166,7 +166,7 @@ void Session::run() {
   shutdown(socket_.get(), SHUT_RDWR);
   std::unordered_map<uint32_t, uint32_t> pins;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     pins.swap(pins_);
   }
   for (const auto& [slot, count] : pins)
@@ -178,7 +178,7 @@ void Session::linger() {
   shutdown(socket_.get(), SHUT_WR);
   for (;;) {
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (stopping_ || pins_.empty()) return;
     }
     pollfd polled[2] = {{socket_.get(), POLLRDHUP, 0}, {wake_.get(), POLLIN, 0}};
@@ -215,7 +215,7 @@ void Session::answer(uint64_t id, const Answer& content, uint64_t bytes) {
   if (!message)
     message = outgoing({Kind::answer, false, id}, encode(Answer{.error = message.error()}));
   served_.requests.add(1);
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (ended_ || !message) return;
   const bool full = !has_room() || !out_.empty();
   out_.push_back({std::move(*message), bytes});
@@ -244,7 +244,7 @@ bool Session::take(const Packet& packet) {
   if (request.kind == Kind::unpin) return unpin(request.numbers);
   if (request.kind == Kind::abandon) {
     TransactionPtr ended;  // ends without the mutex
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto at = transactions_.find(request.transaction); at != transactions_.end()) {
       ended = std::move(at->second.transaction);
       transactions_.erase(at);
@@ -255,7 +255,7 @@ bool Session::take(const Packet& packet) {
   const bool moves = request.kind == Kind::write || request.kind == Kind::read;
   if (moves && (bytes > kReadMax || !in_memory(request.place, bytes))) return false;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ++under_way_;
     bytes_under_way_ += bytes;
   }
@@ -329,13 +329,13 @@ Status Session::check_rights(const Request& request) const {
 }
 
 Session::TransactionPtr Session::transaction(uint64_t id) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = transactions_.find(id);
   return at == transactions_.end() ? nullptr : at->second.transaction;
 }
 
 Session::TransactionPtr Session::open_transaction(uint64_t id) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = transactions_.find(id);
   return at == transactions_.end() || at->second.committed ? nullptr : at->second.transaction;
 }
@@ -344,7 +344,7 @@ Session::TransactionPtr Session::open_transaction(uint64_t id) {
 class Session::Use {
  public:
   Use(Session& session, uint64_t id) : session_(session), id_(id) {
-    const std::lock_guard lock(session_.mutex_);
+    MutexLock lock(session_.mutex_);
     const auto at = session_.transactions_.find(id_);
     if (at == session_.transactions_.end() || at->second.committed) return;
     ++at->second.calls;
@@ -352,7 +352,7 @@ class Session::Use {
   }
   ~Use() {
     if (!transaction_) return;
-    const std::lock_guard lock(session_.mutex_);
+    MutexLock lock(session_.mutex_);
     if (const auto at = session_.transactions_.find(id_); at != session_.transactions_.end())
       --at->second.calls;
   }
@@ -416,7 +416,7 @@ Result<Answer> Session::list(const Request& request) {
 
 // What a page before left of it.
 std::optional<Session::Listing> Session::rest_of_list(const Request& request) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto at = std::ranges::find_if(listings_, [&](const Listing& each) {
     return each.behind == request.tag && each.prefix == request.key &&
            each.snapshot == request.text;
@@ -437,7 +437,7 @@ void Session::keep_list(Listing rest) {
     if (!memory) return;
     rest.memory = std::move(*memory);
   }
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (ended_) return;
   listings_.push_back(std::move(rest));
   if (listings_.size() > kListingsMax) listings_.pop_front();
@@ -451,7 +451,7 @@ Result<Answer> Session::begin() {
     served.transactions_ended.add(1);
   };
   TransactionPtr shared(begun.release(), end);
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (ended_) return fail(Code::cancelled, "the client is gone");
   if (transactions_.size() >= kTransactionsMax)
     return fail(Code::busy, "{} transactions of this client are open: commit or drop some",
@@ -527,9 +527,9 @@ Result<Answer> Session::blocking(const Request& request) {
 // ends with the connection that named it last.
 Result<Answer> Session::follow(const Request& request) {
   STOKER_ASSIGN(const Plan plan, decode_plan(request));
-  const std::lock_guard lock(served_.plans_mutex);
+  MutexLock lock(served_.plans_mutex);
   {
-    const std::lock_guard own(mutex_);
+    MutexLock own(mutex_);
     if (ended_) return fail(Code::cancelled, "the client is gone");
   }
   const auto mine = [this](const auto& each) { return each.second == this; };
@@ -547,7 +547,7 @@ Result<Answer> Session::follow(const Request& request) {
 }
 
 void Session::end_plans() {
-  const std::lock_guard lock(served_.plans_mutex);
+  MutexLock lock(served_.plans_mutex);
   for (auto at = served_.plans.begin(); at != served_.plans.end();) {
     if (at->second != this) {
       ++at;
@@ -584,7 +584,7 @@ void Session::write(uint64_t id, const Request& request) {
 void Session::commit(uint64_t id, const Request& request) {
   TransactionPtr staged;
   {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto at = transactions_.find(request.transaction);
     if (at != transactions_.end() && at->second.calls == 0 && !at->second.committed) {
       at->second.committed = true;
@@ -820,7 +820,7 @@ size_t Session::pins_most() const {
 }
 
 bool Session::keep(uint32_t slot) {
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (ended_ || pin_count_ >= pins_most()) return false;
   ++pins_[slot];
   ++pin_count_;
@@ -829,7 +829,7 @@ bool Session::keep(uint32_t slot) {
 
 bool Session::keep_all(const std::vector<uint32_t>& slots) {
   const size_t most = pins_most();
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (ended_ || pin_count_ > most || slots.size() > most - pin_count_) return false;
   for (const uint32_t slot : slots) ++pins_[slot];
   pin_count_ += slots.size();
@@ -839,7 +839,7 @@ bool Session::keep_all(const std::vector<uint32_t>& slots) {
 bool Session::unpin(const std::vector<uint32_t>& slots) {
   for (const uint32_t slot : slots) {
     {
-      const std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       const auto at = pins_.find(slot);
       if (at == pins_.end()) return ended_;
       if (--at->second == 0) pins_.erase(at);

@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -28,7 +27,7 @@ struct Served {
   const ServeOptions options;
   const std::unique_ptr<Blocks> blocks;
   Counter requests, lists, transactions_begun, transactions_ended, sessions_ended;
-  std::mutex plans_mutex = {};                       // guards what follows
+  Mutex plans_mutex = {};                            // guards what follows
   std::map<std::string, const Session*> plans = {};  // who named each last
   Pool workers{16};
 };
@@ -67,7 +66,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool has_room();
   void answer(uint64_t id, const Answer& answer, uint64_t bytes);
   void answer(uint64_t id, const Error& error, uint64_t bytes);
-  void flush();  // with the mutex
+  void flush() REQUIRES(mutex_);
 
   Status check_key(std::string_view key) const;
   Status check_rights(const Request& request) const;
@@ -102,7 +101,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool greeted_ = false, read_only_ = false;  // of the thread of run()
   uint64_t next_transaction_ = 1;             // too
 
-  std::mutex mutex_;                       // guards what follows
+  Mutex mutex_;                            // guards what follows
   bool ended_ = false, stopping_ = false;  // stopping: the server ends
   size_t under_way_ = 0;
   uint64_t bytes_under_way_ = 0;

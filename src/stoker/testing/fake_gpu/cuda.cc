@@ -5,19 +5,21 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <mutex>
 
+#include "stoker/base/mutex.h"
 #include "stoker/testing/fake_gpu/fake_gpu.h"
 
 namespace {
+
+using stoker::Mutex, stoker::MutexLock;
 
 struct Piece {
   std::byte* touchable;
   size_t bytes;
 };
 
-std::mutex mutex;
-std::map<const std::byte*, Piece> pieces;  // by where the GPU has them; guarded by mutex
+Mutex mutex;
+std::map<const std::byte*, Piece> pieces GUARDED_BY(mutex);  // by where the GPU has them
 int context_object = 0;
 thread_local bool current = false;
 
@@ -35,7 +37,7 @@ stoker::FakeGpu* fake_gpu() {
 
 std::byte* fake_gpu_touchable(const void* at) {
   const auto* data = static_cast<const std::byte*>(at);
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   auto piece = pieces.upper_bound(data);
   if (piece != pieces.begin() && data < (--piece)->first + piece->second.bytes)
     return piece->second.touchable + (data - piece->first);
@@ -82,7 +84,7 @@ int cuMemAlloc_v2(uint64_t* at, size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_NONE, MAP_SHARED, fd, 0);
   ::close(fd);
   if (touchable == MAP_FAILED || data == MAP_FAILED) return 2;
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   pieces[static_cast<std::byte*>(data)] = {static_cast<std::byte*>(touchable), bytes};
   *at = reinterpret_cast<uintptr_t>(data);
   ++fake_gpu()->allocations;
@@ -90,7 +92,7 @@ int cuMemAlloc_v2(uint64_t* at, size_t bytes) {
 }
 
 int cuMemFree_v2(uint64_t at) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   const auto piece = pieces.find(pointer(at));
   if (!current || piece == pieces.end()) return 1;
   munmap(piece->second.touchable, piece->second.bytes);

@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <map>
-#include <mutex>
 #include <set>
 
+#include "stoker/base/mutex.h"
 #include "stoker/testing/fake_gpu/fake_gpu.h"
 
 namespace {
@@ -30,16 +30,17 @@ struct Descriptor {
 constexpr int kWrongContext = 5015, kInvalid = 5022, kNotRegistered = 5024, kNotOpen = 5026,
               kNoHandle = 5027;
 
-std::mutex mutex;
-std::map<const void*, size_t> buffers;  // guarded by mutex
-std::set<void*> handles;                // guarded by mutex
+using stoker::Mutex, stoker::MutexLock;
+Mutex mutex;
+std::map<const void*, size_t> buffers GUARDED_BY(mutex);
+std::set<void*> handles GUARDED_BY(mutex);
 
 ssize_t transfer(void* handle, const void* base, size_t bytes, off_t at, off_t in_base,
                  bool reads) {
   stoker::FakeGpu& gpu = *fake_gpu();
   if (!fake_gpu_is_current()) return -kWrongContext;
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (handles.count(handle) == 0) return -kNoHandle;
     const auto buffer = buffers.find(base);
     if (buffer == buffers.end()) return -kNotRegistered;
@@ -71,14 +72,14 @@ Error cuFileHandleRegister(void** handle, Descriptor* file) {
   if (fake_gpu()->handle_error != 0) return {fake_gpu()->handle_error, 0};
   if (file->type != 1 || file->operations != nullptr) return {kInvalid, 0};
   *handle = new int(file->handle.fd);
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   handles.insert(*handle);
   ++fake_gpu()->handles;
   return {0, 0};
 }
 
 void cuFileHandleDeregister(void* handle) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (handles.erase(handle) == 0) std::abort();
   delete static_cast<int*>(handle);
   --fake_gpu()->handles;
@@ -87,14 +88,14 @@ void cuFileHandleDeregister(void* handle) {
 Error cuFileBufRegister(const void* data, size_t bytes, int) {
   if (!fake_gpu_is_current()) return {kWrongContext, 0};
   if (fake_gpu()->buffer_error != 0) return {fake_gpu()->buffer_error, 0};
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   buffers[data] = bytes;
   ++fake_gpu()->buffers;
   return {0, 0};
 }
 
 Error cuFileBufDeregister(const void* data) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (buffers.erase(data) == 0) return {kNotRegistered, 0};
   --fake_gpu()->buffers;
   return {0, 0};

@@ -1,4 +1,5 @@
 #include "stoker/testing/fake_spdk/fake_spdk.h"
+#include "stoker/base/mutex.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -7,7 +8,6 @@
 #include <cstring>
 #include <deque>
 #include <map>
-#include <mutex>
 
 #include "spdk/env.h"
 #include "spdk/nvme.h"
@@ -33,6 +33,8 @@ struct spdk_nvme_qpair {
 };
 // NOLINTEND(readability-identifier-naming)
 
+using stoker::MutexLock;
+
 namespace stoker {
 
 FakeSpdk& fake_spdk() {
@@ -43,13 +45,13 @@ FakeSpdk& fake_spdk() {
 namespace {
 
 constexpr uint32_t kBlock = 512, kTransferMost = 128 << 10;
-std::mutex mutex;
-std::map<const std::byte*, size_t> reachable;  // by the drive; guarded by mutex
+Mutex mutex;
+std::map<const std::byte*, size_t> reachable GUARDED_BY(mutex);  // by the drive
 spdk_nvme_ctrlr the_controller;
 spdk_nvme_ns the_space;
 
 bool reaches(const std::byte* data, size_t bytes) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   auto after = reachable.upper_bound(data);
   if (after == reachable.begin()) return false;
   const auto& [begin, size] = *--after;
@@ -122,14 +124,14 @@ bool spdk_iommu_is_enabled() { return fake_spdk().iommu; }
 
 int spdk_mem_register(void* data, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(data) % (2 << 20) != 0 || bytes % (2 << 20) != 0) return -EINVAL;
-  std::lock_guard lock(stoker::mutex);
+  MutexLock lock(stoker::mutex);
   if (!stoker::reachable.emplace(static_cast<std::byte*>(data), bytes).second) return -EBUSY;
   ++fake_spdk().regions;
   return 0;
 }
 
 int spdk_mem_unregister(void* data, size_t) {
-  std::lock_guard lock(stoker::mutex);
+  MutexLock lock(stoker::mutex);
   STOKER_CHECK(stoker::reachable.erase(static_cast<std::byte*>(data)) == 1);
   --fake_spdk().regions;
   return 0;
@@ -137,7 +139,7 @@ int spdk_mem_unregister(void* data, size_t) {
 
 void* spdk_dma_malloc(size_t bytes, size_t align, uint64_t*) {
   void* data = std::aligned_alloc(align, (bytes + align - 1) / align * align);
-  std::lock_guard lock(stoker::mutex);
+  MutexLock lock(stoker::mutex);
   stoker::reachable[static_cast<std::byte*>(data)] = bytes;
   ++fake_spdk().copies;
   return data;
@@ -145,7 +147,7 @@ void* spdk_dma_malloc(size_t bytes, size_t align, uint64_t*) {
 
 void spdk_dma_free(void* data) {
   if (data == nullptr) return;
-  std::lock_guard lock(stoker::mutex);
+  MutexLock lock(stoker::mutex);
   STOKER_CHECK(stoker::reachable.erase(static_cast<std::byte*>(data)) == 1);
   --fake_spdk().copies;
   std::free(data);
