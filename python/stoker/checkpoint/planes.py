@@ -56,6 +56,10 @@ def lineage_of(reader: Reader) -> str | None:
         raise Corruption(f"{where}: the manifest breaks the format of a run ({error!r})") from error
 
 
+def _place(store: Any) -> str:
+    return f"the store {store.info()['composition']}"
+
+
 def check_same_run(reader: Reader, store: Any) -> None:
     """Mismatch where the store holds a step of another run that is as new as the checkpoint's:
     neither can stand for the other. An older one is replaced, with a sentence in the log."""
@@ -69,12 +73,12 @@ def check_same_run(reader: Reader, store: Any) -> None:
     there, given = step_in(store), step_of(reader)
     if there < given:
         log.warning(
-            "restore= replaces step %d of run %s in the store by step %d of run %s, from %s",
-            *(there, mine, given, theirs, reader.where),
+            "restore= replaces step %d of run %s in %s by step %d of run %s, from %s",
+            *(there, mine, _place(store), given, theirs, reader.where),
         )
         return
     raise Mismatch(
-        f"the store holds step {there} of run {mine}, and {reader.where} is step {given} of"
+        f"{_place(store)} holds step {there} of run {mine}, and {reader.where} is step {given} of"
         f" another run, {theirs}. To go on with the store, leave out restore= and pass"
         " resume=True. To go on from the checkpoint, give an empty store"
     )
@@ -104,7 +108,7 @@ def check_not_another(reader: Reader, store: Any, blocks: list[Block]) -> None:
         problem = f"another run: of {describe(kind(there))}, and {reader.where} is of"
         problem += f" {describe(kind(given))}"
     if problem is not None:
-        raise Mismatch(f"the store that restore= would fill holds {problem}; give another store")
+        raise Mismatch(f"{_place(store)} holds {problem}; give another store to restore= into")
 
 
 def write_run(reader: Reader, store: Any, buffer: Buffer) -> None:
