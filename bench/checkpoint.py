@@ -147,16 +147,14 @@ class Saver:
         self._system, self._folder, self._model, self._opt = system, folder, model, opt
         self._ckpt, self._saved = ckpt, 0
 
-    def save(self, hurry: bool = True) -> Callable[[], Any]:
-        """`hurry`: who waits brings a copy of an offloaded run to full speed."""
+    def save(self) -> Callable[[], Any]:
         import torch
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
         self._saved += 1
         if self._ckpt is not None:
-            handle = self._ckpt.save(self._saved, model=self._model, optimizer=self._opt)
-            return handle.wait if hurry else handle.event("durable").wait
+            return self._ckpt.save(self._saved, model=self._model, optimizer=self._opt).wait
         folder = self._folder / str(self._saved)
         folder.mkdir()
         if self._system == "safetensors":
@@ -229,7 +227,7 @@ def while_training(saver: Saver, model: Any, opt: Any) -> dict[str, float]:
     before, durable, waited = own_bytes(), [], saver.waited()
     with Peak() as peak:
         begin = time.monotonic()
-        wait = saver.save(hurry=False)
+        wait = saver.save()
         stall = time.monotonic() - begin
 
         def until_durable() -> None:

@@ -44,7 +44,6 @@ from stoker.checkpoint.reduction import Reduction
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.sharded import Share, distribute, places_of
 from stoker.checkpoint.shards import is_sharded, local
-from stoker.checkpoint.spread import Spread
 from stoker.checkpoint.state import Contents, Run
 from stoker.checkpoint.together import Together
 from stoker.checkpoint.unchanged import Before
@@ -167,7 +166,6 @@ class Checkpoints:
         self._just: Name | None = None  # what this run saved last
         self._failed: BaseException | None = None
         self._pace = Pace(failures_every)
-        self._interval: float | None = None  # seconds between the last two saves
         self._copying = {each: Pace(failures_every) for each in compositions[1:]}
         self._behind: dict[str, Name] = {}  # what tiers did not get yet
         self._restarted = self._told = False
@@ -239,7 +237,6 @@ class Checkpoints:
         if not due:
             return None
         begin = time.monotonic()
-        self._interval = self._pace.since(begin)
         self._pace.saved(begin, 0.0)
         try:
             return self._begin(name, model, optimizer, loader, extra, files or {}, metric, pin)
@@ -250,7 +247,6 @@ class Checkpoints:
         """save(force=True), and waits until it is durable. TimeoutError if that takes longer."""
         until = time.monotonic() + seconds
         if self._thread is not None:
-            self._handle.wanted.set()
             self._thread.join(seconds)
             if self._thread.is_alive():
                 under_way = self._handle.step
@@ -305,8 +301,6 @@ class Checkpoints:
                     " model on all ranks, and give it to fully_shard() in the same way"
                 )
         handle = Handle(name.step, str(name), [tier.composition for tier in self._tiers])
-        if runs:
-            handle.wanted = runs[0].wanted
         self._handle = handle
         if not contents.in_memory:
             handle.reached("copied")
@@ -594,10 +588,6 @@ class Checkpoints:
         frozen = any(each.frozen for each in contents.files)
         frozen = frozen and tier.composition not in self._anew
         before = Before(tier) if frozen else None
-        turn = lambda _: None
-        if not contents.in_memory:
-            total = sum(each.bytes for each in contents.files)
-            turn = Spread(total, self._interval, handle.wanted, self._ring.drain).turn
         with Commits(self._ring) as commits:
             for whole in contents.files:
                 of_file = before.hashes_of(whole, self._ring) if before and whole.frozen else None
@@ -605,7 +595,7 @@ class Checkpoints:
                     self.costs.taken_bytes += whole.bytes
                     copied()
                 else:
-                    of_file = tier.write(name, whole, self._ring, commits, copied, turn)
+                    of_file = tier.write(name, whole, self._ring, commits, copied)
                 hashes.append(of_file)
         files = [
             File(each.name, each.bytes, len(of_file))
@@ -670,7 +660,6 @@ class Checkpoints:
 
     def _finish(self) -> None:
         if self._thread is not None:
-            self._handle.wanted.set()
             self._thread.join()
             self._thread = None
 
@@ -678,7 +667,6 @@ class Checkpoints:
         """Whether the save under way is done. A run that got SIGTERM waits for it as long as its
         grace lasts."""
         if self._ends is not None and self._thread is not None:
-            self._handle.wanted.set()
             self._thread.join(max(0.0, self._ends - time.monotonic()))
             if self._thread.is_alive():
                 return False
@@ -1189,7 +1177,7 @@ def _take_snapshot(run: Run) -> None:
     """Names the run's newest step, and makes it durable."""
     _make_room(run)
     run.session.name_step(run.snapshot)
-    run.session.reads.until(run.read, run.wanted)
+    run.session.reads.until(run.read)
 
 
 def _take_snapshot_together(ranks: Together, run: Run) -> None:
@@ -1209,7 +1197,7 @@ def _take_snapshot_together(ranks: Together, run: Run) -> None:
     ranks.front.guard("room", lambda: _make_room(run))
     ranks.front.exchange("room")
     ranks.front.guard("named", lambda: session.name_step(run.snapshot))
-    session.reads.until(run.read, run.wanted)
+    session.reads.until(run.read)
     agreement = session.agreement
     mine = [session.step_count, agreement.run, agreement.timeline]
     if any(each != mine for each in ranks.front.exchange("named", facts=mine)):

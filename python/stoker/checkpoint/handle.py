@@ -20,8 +20,6 @@ class Handle:
     _events: dict[str, threading.Event] = field(default_factory=dict)
     _reached: set[str] = field(default_factory=set)
     _passed: set[str] = field(default_factory=set)  # tiers that do not get it
-    # set once somebody waits for the copy, which then pauses no more
-    wanted: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def __post_init__(self) -> None:
         self._events = {name: threading.Event() for name in ("copied", "durable", *self._tiers)}
@@ -32,10 +30,8 @@ class Handle:
     def wait(self, what: str = "durable", timeout: float | None = None) -> None:
         """Until the state may change ("copied"), the checkpoint would survive a power loss
         ("durable"), or another tier has it whole (its composition, or its path). Raises what the
-        save raised before it came so far. A copy that is spread in time goes on at full speed."""
+        save raised before it came so far."""
         what = self._name(what)
-        if what != "copied" and not self._events[what].is_set():
-            self.wanted.set()
         if not self._events[what].wait(timeout):
             said = f"the checkpoint of step {self.step} was not {what} after {timeout:g} s"
             raise TimeoutError(said)

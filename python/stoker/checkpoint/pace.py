@@ -68,9 +68,5 @@ class Pace:
     def due(self, now: float) -> bool:
         return self._last is None or now - self._last >= self.interval
 
-    def since(self, now: float) -> float | None:
-        """Seconds since the last save, if there was one."""
-        return None if self._last is None else now - self._last
-
     def saved(self, now: float, cost: float) -> None:
         self._last, self.cost = now, cost

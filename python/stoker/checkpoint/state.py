@@ -69,7 +69,6 @@ class Run:
     session: Any
     snapshot: str
     read: threading.Event = field(default_factory=threading.Event)  # all that is needed of it
-    wanted: threading.Event = field(default_factory=threading.Event)  # somebody waits for that
 
     @property
     def store(self) -> Any:

@@ -186,10 +186,9 @@ class Tier:
         ring: Ring,
         commits: Commits,
         copied: Callable[[], None] = lambda: None,
-        turn: Callable[[int], None] = lambda _: None,
     ) -> list[bytes]:
         """Writes a file, and begins its commit; returns the hash of each chunk. `copied` is called
-        when nothing is needed of the sources any more, `turn` behind each chunk."""
+        when nothing is needed of the sources any more."""
         hashes: list[bytes] = []
 
         def chunks() -> Generator[tuple[int, int, Fill], None, None]:
@@ -200,7 +199,6 @@ class Tier:
                     size,
                     partial(begin_to_fill, ring, size, within, hashes),
                 )
-                turn(size)
 
         self.write_chunks(f"{name}/{whole.name}", whole.bytes, chunks(), ring, commits, copied)
         return hashes

@@ -14,18 +14,14 @@ class Reads:
 
     def __init__(self, store: _core.Store) -> None:
         self._store = store
-        # The reader sets the first when it is done; the second tells it that somebody waits.
-        self._under_way: list[tuple[threading.Event, threading.Event]] = []
+        self._under_way: list[threading.Event] = []  # each is set when the reader is done
 
-    def until(self, done: threading.Event, wanted: threading.Event) -> None:
+    def until(self, done: threading.Event) -> None:
         """Somebody reads the store until then."""
-        left = [each for each in self._under_way if not each[0].is_set()]
-        self._under_way = [*left, (done, wanted)]
+        self._under_way = [*(each for each in self._under_way if not each.is_set()), done]
 
     def wait(self) -> None:
-        for _, wanted in self._under_way:
-            wanted.set()
-        for done, _ in self._under_way:
+        for done in self._under_way:
             done.wait()
 
     def end(self) -> None:
