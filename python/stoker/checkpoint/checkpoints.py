@@ -755,11 +755,11 @@ class Checkpoints:
             _skipped(error or StokerError(passed))
 
     def _agreed(
-        self, line: Ranks, step: int | None, found: Reader | None, count: int | None = None
-    ) -> tuple[str | None, int | None]:
-        """Which checkpoint rank 0 has found, and what it counts there. Mismatch if the ranks want
+        self, line: Ranks, step: int | None, found: Reader | None, said: Any = None
+    ) -> tuple[str | None, Any]:
+        """Which checkpoint rank 0 has found, and what it says of it. Mismatch if the ranks want
         different steps."""
-        mine = {"step": step, "name": found and str(found.manifest.name), "count": count}
+        mine = {"step": step, "name": found and str(found.manifest.name), "said": said}
         told = line.exchange("restore", facts=mine)
         if any(each["step"] != told[0]["step"] for each in told):
             wanted = ", ".join(str(each["step"] or "the newest") for each in told)
@@ -767,7 +767,7 @@ class Checkpoints:
                 f"the ranks ask for checkpoints of different steps ({wanted}); give all of them"
                 " the same"
             )
-        return told[0]["name"], told[0]["count"]
+        return told[0]["name"], told[0]["said"]
 
     def _none_for_all(self, line: Ranks, step: int | None, passed: str | None) -> None:
         """Raises on all ranks where one of them finds that there were checkpoints."""
@@ -929,8 +929,9 @@ class Checkpoints:
         for reader in self.readers(step):
             self._learn(reader, 0.0)
             planes.check_not_another(reader, store, blocks)
-            planes.check_same_run(reader, store)
-            if step is None and there is not None and there >= planes.step_of(reader):
+            told = planes.told_of(reader)
+            planes.check_same_run(told, store)
+            if step is None and there is not None and there >= told.step:
                 return False
             if divided := is_divided(reader):
                 run = Divided(reader, blocks, None)
@@ -958,20 +959,22 @@ class Checkpoints:
         passed: str | None = None
         while True:
             found = line.guard("restore", lambda: next(readers, None)) if leads else None
-            # in the run's own count: save() takes any number
-            count = line.guard("restore", lambda: planes.step_of(found)) if found else None
-            told, count = self._agreed(line, step, found, count)
-            if told is None:
+            mine = line.guard("restore", lambda: planes.told_of(found)) if found else None
+            name, said = self._agreed(line, step, found, mine)
+            if name is None:
                 self._none_for_all(line, step, passed)
                 if agreement.lost is not None:
                     raise agreement.lost
                 return False
+            told = planes.Told(*said)
+            line.guard("restored", lambda told=told: planes.check_same_run(told, store))
+            # Unless one is lost the stores are at one step: all ranks decide alike, before any of
+            # them reads what it may not need.
+            if step is None and there is not None and there >= told.step and not agreement.lost:
+                return False
             txn = error = None
             try:
-                reader = found or self._reader_of(Name.of(told), line.rank)
-                planes.check_same_run(reader, store)
-                if step is None and there is not None and there >= count and not agreement.lost:
-                    return False
+                reader = found or self._reader_of(Name.of(name), line.rank)
                 run = Divided(reader, blocks, agreement)
                 planes.check_not_another(reader, store, blocks)
                 txn = run.stage(store, self._ring.plane)
@@ -988,11 +991,11 @@ class Checkpoints:
                 raise
             if not any(errors):
                 txn.commit("durable").wait()
-                agreement.restored(count, planes.lineage_of(reader))
+                agreement.restored(told.step, told.run)
                 if agreement.lost is not None and leads:
                     log.warning(
                         "%s All ranks go back to step %d, from %s",
-                        *(agreement.lost_store, count, reader.where),
+                        *(agreement.lost_store, told.step, reader.where),
                     )
                 self._learn(reader, 0.0)
                 self._pace.restart = time.monotonic() - begin

@@ -18,7 +18,7 @@ from stoker.errors import Corruption, Mismatch, StokerError, Unsupported
 from stoker.offload.model.moments import moments_of
 from stoker.offload.storage import record
 
-_BROKEN = (KeyError, TypeError, ValueError, AttributeError, LookupError, RuntimeError)
+_BROKEN = (TypeError, ValueError, AttributeError, LookupError)
 
 
 class InMemory:
@@ -37,6 +37,7 @@ class InMemory:
             self._shares = run.get("ranks", [run])
             self._models = [record.decode(each["model"]) for each in self._shares]
             self._state = record.decode(self._shares[0]["state"])
+            self._groups = list(self._state["groups"])
             self._algorithm = self._models[0]["algorithm"]
             self._moments = moments_of(self._models[0].get("moments", "exact"))
         except _BROKEN as error:
@@ -75,7 +76,8 @@ class InMemory:
             [self._names[p] for p in group["params"] if p.requires_grad]
             for group in optimizer.param_groups
         ]
-        if groups is not None and ours != [list(map(plain, each)) for each in groups]:
+        same = groups is None or ours == [list(map(plain, each)) for each in groups]
+        if not same or len(self._groups) != len(ours):
             raise Mismatch(
                 f"{where}: the run has other parameter groups than the optimizer; make it with the"
                 " same groups in the same order"
@@ -156,11 +158,9 @@ class InMemory:
             if not updates.get(name) or not unit["updated"]:
                 continue
             param = self._params[name]
-            entry = of_param.setdefault(
-                name, {} if sgd else {"step": torch.tensor(float(updates[name]))}
-            )
+            entry = of_param.setdefault(name, {} if sgd else {"step": _zeros(()) + updates[name]})
             for key, plane in kinds.items():
-                whole = entry.setdefault(key, torch.zeros(param.shape, dtype=torch.float32))
+                whole = entry.setdefault(key, _zeros(param.shape))
                 flat = self._moment(share, unit, plane, offset, math.prod(size))
                 _cut(whole, begin, size).copy_(torch.as_strided(flat, size, stride))
         numbers = {param: i for i, param in enumerate(self._all_params())}
@@ -171,7 +171,7 @@ class InMemory:
         }
         groups = [
             {**said, "params": [numbers[param] for param in group["params"]]}
-            for said, group in zip(self._state["groups"], self._optimizer.param_groups, strict=True)
+            for said, group in zip(self._groups, self._optimizer.param_groups, strict=True)
         ]
         return {"state": state, "param_groups": groups}
 
@@ -184,6 +184,11 @@ class InMemory:
             flat[at : at + run.count] = self._moments.decode(plane, run.count, data, scales)
             at += run.count
         return flat
+
+
+def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """Whatever torch's defaults are."""
+    return torch.zeros(shape, dtype=torch.float32, device="cpu")
 
 
 def _cut(whole: torch.Tensor, begin: list[int], size: list[int]) -> torch.Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -60,25 +60,37 @@ def _place(store: Any) -> str:
     return f"the store {store.info()['composition']}"
 
 
-def check_same_run(reader: Reader, store: Any) -> None:
+class Told(NamedTuple):
+    """What a restore has to know of the run in a checkpoint before it reads more of it."""
+
+    step: int  # as the run counts: save() takes any number
+    run: str | None
+    where: str
+
+
+def told_of(reader: Reader) -> Told:
+    return Told(step_of(reader), lineage_of(reader), reader.where)
+
+
+def check_same_run(told: Told, store: Any) -> None:
     """Mismatch where the store holds a step of another run that is as new as the checkpoint's:
     neither can stand for the other. An older one is replaced, with a sentence in the log."""
     try:
         mine = record.load(store.read_bytes(META_MODEL)).get("run")
     except NotFound:
         return
-    theirs = lineage_of(reader)
+    given, theirs, where = told
     if mine is None or theirs is None or mine == theirs:
         return
-    there, given = step_in(store), step_of(reader)
+    there = step_in(store)
     if there < given:
         log.warning(
             "restore= replaces step %d of run %s in %s by step %d of run %s, from %s",
-            *(there, mine, _place(store), given, theirs, reader.where),
+            *(there, mine, _place(store), given, theirs, where),
         )
         return
     raise Mismatch(
-        f"{_place(store)} holds step {there} of run {mine}, and {reader.where} is step {given} of"
+        f"{_place(store)} holds step {there} of run {mine}, and {where} is step {given} of"
         f" another run, {theirs}. To go on with the store, leave out restore= and pass"
         " resume=True. To go on from the checkpoint, give an empty store"
     )
