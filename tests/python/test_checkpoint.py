@@ -395,12 +395,17 @@ def test_an_offloaded_run_goes_on_from_its_folder(folder, tmp_path, dtype, momen
         assert [g["lr"] for g in plain_opt.param_groups] == [g["lr"] for g in groups]
         wide, wide_opt = model_of()  # float32: exact masters, and moments as they are
         wide = wide.float()
-        ckpt.restore(model=wide, optimizer=wide_opt)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            ckpt.restore(model=wide, optimizer=wide_opt)
+        finally:
+            torch.set_default_dtype(torch.float32)
         for number, param in enumerate(wide_opt.param_groups[0]["params"]):
             entry = wide_opt.state[param]
             assert torch.equal(entry["exp_avg"], full[number]["exp_avg"])
             assert torch.equal(entry["exp_avg_sq"], full[number]["exp_avg_sq"])
             assert entry["step"] == full[number]["step"] == 3
+            assert entry["step"].dtype == torch.float32
             if dtype == torch.bfloat16:
                 assert torch.equal(param, full[number]["master"])
         other = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1)
@@ -834,9 +839,13 @@ def test_a_newer_step_of_another_run_is_not_taken_for_this_one(folder, tmp_path,
         model, opt = small_run(tmp_path / "empty", restore=ckpt)
         assert opt.step_count == 3
         opt.close()
+        assert "restore= replaced" not in caplog.text
         model, opt = small_run(tmp_path / "other", restore=ckpt)  # it is older
         assert opt.step_count == 2 and opt._session.record.run == run
-        assert "restore= replaces step 1 of run" in caplog.text
+        assert "restore= replaced step 1 in" in caplog.text
+        opt.close()
+        model, opt = small_run(tmp_path / "empty", restore=ckpt.at(2))
+        assert opt.step_count == 2 and "restore= replaced step 3 in" in caplog.text
         opt.close()
 
 

@@ -942,6 +942,7 @@ class Checkpoints:
                     run.stage(store, self._ring.plane).commit("durable").wait()
                 else:
                     planes.write_run(reader, store, self._ring.plane)
+                planes.tell_replaced(there, told, store)
                 self._pace.restart = time.monotonic() - begin
                 return True
             except (Corruption, NotFound) as error:
@@ -992,6 +993,7 @@ class Checkpoints:
             if not any(errors):
                 txn.commit("durable").wait()
                 agreement.restored(told.step, told.run)
+                planes.tell_replaced(there, told, store)
                 if agreement.lost is not None and leads:
                     log.warning(
                         "%s All ranks go back to step %d, from %s",

@@ -72,22 +72,25 @@ def told_of(reader: Reader) -> Told:
     return Told(step_of(reader), lineage_of(reader), reader.where)
 
 
+def tell_replaced(there: int | None, told: Told, store: Any) -> None:
+    """Into the log, when the store has the step of the checkpoint."""
+    if there:
+        log.warning(
+            "restore= replaced step %d in %s by step %d, from %s",
+            *(there, _place(store), told.step, told.where),
+        )
+
+
 def check_same_run(told: Told, store: Any) -> None:
     """Mismatch where the store holds a step of another run that is as new as the checkpoint's:
-    neither can stand for the other. An older one is replaced, with a sentence in the log."""
+    neither can stand for the other. An older one is replaced."""
     try:
         mine = record.load(store.read_bytes(META_MODEL)).get("run")
     except NotFound:
         return
     given, theirs, where = told
-    if mine is None or theirs is None or mine == theirs:
-        return
     there = step_in(store)
-    if there < given:
-        log.warning(
-            "restore= replaces step %d of run %s in %s by step %d of run %s, from %s",
-            *(there, mine, _place(store), given, theirs, where),
-        )
+    if mine is None or theirs is None or mine == theirs or there < given:
         return
     raise Mismatch(
         f"{_place(store)} holds step {there} of run {mine}, and {where} is step {given} of"
