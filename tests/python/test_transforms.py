@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,22 @@ def test_close_ends_while_a_batch_is_not_yet_at_a_worker():
     closing.join(60)
     assert not closing.is_alive()
     assert [int(n) for batch in loader for n in batch["sample"]] == [4, 5, 6, 7]
+    loader.close()
+
+
+def nothing() -> None:
+    pass
+
+
+def test_the_end_of_a_forked_child_leaves_the_workers_alone():
+    loader = Loader(Numbers(16), batch=4, shuffle=False, transform=drawn, workers=1)
+    batches = iter(loader)
+    seen = [int(n) for n in next(batches)["sample"]]
+    child = get_context("fork").Process(target=nothing)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert seen + [int(n) for batch in batches for n in batch["sample"]] == list(range(16))
     loader.close()
 
 

@@ -965,7 +965,7 @@ class Checkpoints:
             if name is None:
                 self._none_for_all(line, step, passed)
                 if agreement.lost is not None:
-                    raise agreement.lost
+                    raise Mismatch(str(agreement.lost))
                 return False
             told = planes.Told(*said)
             line.guard("restored", lambda told=told: planes.check_same_run(told, store))
@@ -997,7 +997,7 @@ class Checkpoints:
                 if agreement.lost is not None and leads:
                     log.warning(
                         "%s All ranks go back to step %d, from %s",
-                        *(agreement.lost_store, told.step, reader.where),
+                        *(agreement.lost.sentence, told.step, reader.where),
                     )
                 self._learn(reader, 0.0)
                 self._pace.restart = time.monotonic() - begin

@@ -160,7 +160,7 @@ class InMemory:
             param = self._params[name]
             entry = of_param.setdefault(name, {} if sgd else {"step": _zeros(()) + updates[name]})
             for key, plane in kinds.items():
-                whole = entry.setdefault(key, _zeros(param.shape))
+                whole = entry[key] = entry[key] if key in entry else _zeros(param.shape)
                 flat = self._moment(share, unit, plane, offset, math.prod(size))
                 _cut(whole, begin, size).copy_(torch.as_strided(flat, size, stride))
         numbers = {param: i for i, param in enumerate(self._all_params())}

@@ -36,26 +36,6 @@ def run_in(reader: Reader) -> dict[str, Any]:
     return next(iter(runs.values()))
 
 
-def step_of(reader: Reader) -> int:
-    """How many steps the run had made there. save() may have been given another number."""
-    run = run_in(reader)
-    try:
-        return int(run.get("ranks", [run])[0]["state"]["step"])
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        where = reader.where
-        raise Corruption(f"{where}: the manifest breaks the format of a run ({error!r})") from error
-
-
-def lineage_of(reader: Reader) -> str | None:
-    """The identity of the run, as its stores had it. None: it was made before this was noted."""
-    run = run_in(reader)
-    try:
-        return run.get("ranks", [run])[0]["model"].get("run")
-    except (LookupError, TypeError, AttributeError) as error:
-        where = reader.where
-        raise Corruption(f"{where}: the manifest breaks the format of a run ({error!r})") from error
-
-
 def _place(store: Any) -> str:
     return f"the store {store.info()['composition']}"
 
@@ -64,12 +44,18 @@ class Told(NamedTuple):
     """What a restore has to know of the run in a checkpoint before it reads more of it."""
 
     step: int  # as the run counts: save() takes any number
-    run: str | None
+    run: str | None  # its identity; None: it was made before this was noted
     where: str
 
 
 def told_of(reader: Reader) -> Told:
-    return Told(step_of(reader), lineage_of(reader), reader.where)
+    run = run_in(reader)
+    try:
+        share = run.get("ranks", [run])[0]
+        return Told(int(share["state"]["step"]), share["model"].get("run"), reader.where)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        where = reader.where
+        raise Corruption(f"{where}: the manifest breaks the format of a run ({error!r})") from error
 
 
 def tell_replaced(there: int | None, told: Told, store: Any) -> None:

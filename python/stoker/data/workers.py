@@ -7,9 +7,11 @@ go there and come back through shared memory; a pipe carries only what describes
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # its hook at the end must be older than ours: see below
 import contextlib
 import hashlib
 import io
+import os
 import pickle
 import queue
 import random
@@ -19,7 +21,6 @@ import traceback
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Several
-from concurrent.futures import thread as _  # its end of the threads must be registered before ours
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -215,10 +216,10 @@ class Workers:
         self._transform, self.count = transform, count
         self._all: list[_Worker] = []
         self._free: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()  # None: killed
-        _open.add(self)
 
     def start(self) -> None:
         """Unless they are there."""
+        _started.add(self)
         if not self._all:
             self._free = queue.SimpleQueue()
         while len(self._all) < self.count:
@@ -256,20 +257,21 @@ class Workers:
             each.close()
 
 
-_open: weakref.WeakSet[Workers] = weakref.WeakSet()
+_started: weakref.WeakSet[Workers] = weakref.WeakSet()  # by this process
 
 
 def _kill() -> None:
-    for each in list(_open):
+    for each in list(_started):
         each.kill()
 
 
 def _close() -> None:
-    for each in list(_open):
+    for each in list(_started):
         each.close()
 
 
 # The end of the program waits for the threads that are in run(), and they for the workers. Hooks of
-# atexit run only after those threads.
+# atexit run only after those threads; of these hooks, the youngest runs first.
 threading._register_atexit(_kill)
 atexit.register(_close)
+os.register_at_fork(after_in_child=_started.clear)

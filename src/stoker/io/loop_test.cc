@@ -1,5 +1,4 @@
 #include "stoker/io/loop.h"
-#include "stoker/base/mutex.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include <thread>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/mutex.h"
 #include "stoker/io/bounce.h"
 #include "stoker/testing/held_engine.h"
 

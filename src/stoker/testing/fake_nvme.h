@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/mutex.h"
 #include "stoker/io/nvme/bus.h"
 
 namespace stoker {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/store/store.h"
 
 namespace stoker {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/mutex.h"
 #include "stoker/io/engine.h"
 
 namespace stoker {

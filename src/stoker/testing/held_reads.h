@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/store/store.h"
 
 namespace stoker {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/mutex.h"
 #include "stoker/io/engine.h"
 
 namespace stoker {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "stoker/base/crc32c.h"
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/coded/log.h"

@@ -7,6 +7,7 @@
 #include <queue>
 
 #include "stoker/base/clock.h"
+#include "stoker/base/mutex.h"
 #include "stoker/io/engine.h"
 #include "stoker/testing/sim_disk.h"
 

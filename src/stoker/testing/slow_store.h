@@ -8,6 +8,7 @@
 #include <memory>
 #include <thread>
 
+#include "stoker/base/mutex.h"
 #include "stoker/store/store.h"
 
 namespace stoker {
@@ -38,10 +39,9 @@ class DelayLine {
   void run();
   Mutex mutex_;
   CondVar wake_;
-  // guarded by mutex_
-  std::multimap<std::chrono::steady_clock::time_point, std::function<void()>> tasks_;
-  // guarded by mutex_
-  bool stopping_ = false;
+  std::multimap<std::chrono::steady_clock::time_point, std::function<void()>> tasks_
+      GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -21,7 +21,7 @@ from stoker.offload.storage.record import META_MODEL, META_STATE
 _NAME = "agreed-"
 
 
-class _Lost(Mismatch):
+class LostStore(Mismatch):
     """A rank's store is gone or empty, and others hold the run. `sentence`: which."""
 
     def __init__(self, sentence: str) -> None:
@@ -43,8 +43,7 @@ class Agreement:
         self._next_point: str | None = "open"
         self._store: Any = None
         self._keeping: list | None = []  # on its way to be durable; None where it failed
-        self.lost: Mismatch | None = None  # a rank's store is; all must go back to a checkpoint
-        self.lost_store = ""  # which, in a sentence
+        self.lost: LostStore | None = None  # all ranks must go back to a checkpoint
         self._anew = False  # the store was filled from a checkpoint: older names go
 
     @property
@@ -68,10 +67,10 @@ class Agreement:
         self.run, self.timeline = found[0]["names"]
         try:
             step = judge(found)
-        except _Lost as error:
-            self.lost, self.lost_store = Mismatch(str(error)), error.sentence
+        except LostStore as error:
             if not restores:
-                raise self.lost from None
+                raise Mismatch(str(error)) from None
+            self.lost = error
             return False
         if step is None:
             if mine["run"] is not None:
@@ -186,7 +185,7 @@ def judge(found: list[dict[str, Any]]) -> int | None:
             )
     for rank, each in enumerate(found):
         if each["run"] is None:
-            raise _Lost(
+            raise LostStore(
                 f"rank {rank} finds no run in {each['path']}, but {first['path']} holds one at"
                 f" step {first['step']}."
             )

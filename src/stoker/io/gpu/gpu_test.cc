@@ -1,7 +1,6 @@
 // The engine with a door to GPU memory, over libraries that are a GPU made of software: the suite
 // of all engines in host memory, and bytes in memory of the GPU, which this process cannot touch.
 #include "stoker/io/gpu/gpu.h"
-#include "stoker/base/mutex.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -11,6 +10,7 @@
 #include <numeric>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/mutex.h"
 #include "stoker/io/gpu/engine.h"
 #include "stoker/io/gpu/probe.h"
 #include "stoker/testing/engine_conformance.h"

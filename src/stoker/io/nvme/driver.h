@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/io/nvme/bus.h"
 #include "stoker/io/nvme/command.h"
 

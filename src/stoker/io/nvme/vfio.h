@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "stoker/base/mutex.h"
 #include "stoker/io/nvme/bus.h"
 
 namespace stoker::nvme {
@@ -36,15 +37,15 @@ class VfioBus final : public Bus {
  private:
   explicit VfioBus(int fd) : fd_(fd) {}
   static Result<std::shared_ptr<Bus>> make();
-  uint64_t find_room(uint64_t bytes) const;
-  Status take_group(int group, const std::string& what);
+  uint64_t find_room(uint64_t bytes) const REQUIRES(mutex_);
+  Status take_group(int group, const std::string& what) REQUIRES(mutex_);
 
   const int fd_;
   Mutex mutex_;
-  std::map<uint64_t, uint64_t> used_;  // where each begins -> bytes; guarded by mutex_
-  std::map<std::string, int> groups_;  // their descriptors; guarded by mutex_
-  std::set<std::string> claimed_;      // guarded by mutex_
-  bool ready_ = false;                 // guarded by mutex_
+  std::map<uint64_t, uint64_t> used_ GUARDED_BY(mutex_);  // where each begins -> bytes
+  std::map<std::string, int> groups_ GUARDED_BY(mutex_);  // their descriptors
+  std::set<std::string> claimed_ GUARDED_BY(mutex_);
+  bool ready_ GUARDED_BY(mutex_) = false;
 };
 
 class PciDevice final : public Device {

@@ -12,6 +12,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "stoker/base/mutex.h"
 #include "stoker/memory/budget.h"
 #include "stoker/store/remote/socket.h"
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "stoker/base/fork.h"
+#include "stoker/base/mutex.h"
 #include "stoker/store/answers.h"
 #include "stoker/store/remote/socket.h"
 

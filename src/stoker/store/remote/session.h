@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "stoker/base/counters.h"
+#include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/store/remote/blocks.h"
 #include "stoker/store/remote/server.h"
