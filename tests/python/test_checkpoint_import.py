@@ -144,7 +144,7 @@ def test_no_code_of_a_dcp_folder_runs(tmp_path, monkeypatch):
     (source / "__0_0.distcp").unlink()
     with stoker.Checkpoints(tmp_path / "store", staging="64MiB") as ckpt:
         handle = ckpt.save(1, **importing.read(source))
-        with pytest.raises(NotFound, match="distcp is missing"):
+        with pytest.raises(NotFound, match="distcp, which does not exist"):
             handle.wait()
         with pytest.raises(NotFound):
             ckpt.wait()

@@ -104,7 +104,9 @@ class _Chunk:
         self._file = folder / Path(info.relative_path).name
         self._offset, self._length = int(info.offset), int(info.length)
         if vars(info).get("transform_descriptors"):
-            raise Unsupported("its files are compressed by an extension of DCP; save it without")
+            raise Unsupported(
+                "its files are compressed by an extension of DCP; save it without the extension"
+            )
 
     def load(self, dtype: torch.dtype) -> torch.Tensor:
         where = f"{self._file} between byte {self._offset} and {self._offset + self._length}"
@@ -114,15 +116,21 @@ class _Chunk:
                 data = file.read(self._length)
             tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except FileNotFoundError as error:
-            raise NotFound(f"{self._file} is missing, which {METADATA} names") from error
+            raise NotFound(
+                f"{METADATA} lists {self._file}, which does not exist: download it too"
+            ) from error
         except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
-            raise Corruption(f"{where} is not a tensor of torch.save: {error}") from error
+            raise Corruption(
+                f"{where} is not a tensor that torch.save wrote ({error}); download it again"
+            ) from error
         if (
             not isinstance(tensor, torch.Tensor)
             or tuple(tensor.shape) != self.size
             or tensor.dtype != dtype
         ):
-            raise Corruption(f"{where} is not the tensor that {METADATA} says")
+            raise Corruption(
+                f"{where} differs from the tensor that {METADATA} describes; download it again"
+            )
         return tensor
 
 
@@ -161,7 +169,7 @@ def read(folder: Path, key: str | None) -> dict[str, tuple[Spec, Source]]:
     except (InvalidArgument, Unsupported) as error:
         raise type(error)(f"{file}: {error}") from None
     except _BROKEN as error:
-        raise Corruption(f"{file} is damaged ({error}); fetch it again") from None
+        raise Corruption(f"{file} is damaged ({error}); download it again") from None
 
 
 def _chosen(
@@ -171,7 +179,7 @@ def _chosen(
     entries = sorted({str(path[0]) for path in path_of.values()})
     if key is not None:
         if key not in entries:
-            raise InvalidArgument(f"there is no entry {key!r}; its entries are {_some(entries)}")
+            raise InvalidArgument(f"it has no entry {key!r}; its entries are {_some(entries)}")
         chosen = {
             fqn: ".".join(map(str, path[1:]))
             for fqn, path in path_of.items()
@@ -183,8 +191,8 @@ def _chosen(
         key is None and any(len(path) > 1 for path in path_of.values())
     ):  # fmt: skip
         raise InvalidArgument(
-            "it holds more than tensors by name; name the entry with the weights by key= (--key);"
-            f" its entries are {_some(entries)}"
+            "it holds more than named tensors; name the entry that holds the weights with key= "
+            f"(--key); its entries are {_some(entries)}"
         )
     return chosen
 

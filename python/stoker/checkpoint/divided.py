@@ -55,8 +55,8 @@ def check_one_step(of_ranks: list[dict[str, Any]], where: str) -> None:
     ]
     if any(each != said[0] for each in said):
         raise Mismatch(
-            f"{where}: the ranks gave the states of different steps or runs; end all processes and"
-            " start them again with resume=True"
+            f"{where}: the ranks are at different steps or in different runs; end all processes "
+            "and start them again with resume=True"
         )
 
 
@@ -143,14 +143,15 @@ class Divided:
                 if (theirs := (each.shape, each.dtype, each.updated)) != mine:
                     describe = lambda w: f"{list(w[0])} {w[1]}{'' if w[2] else ' frozen'}"
                     raise Mismatch(
-                        f"{where} holds another model: parameter {name} is {describe(mine)} in the"
-                        f" model and {describe(theirs)} in the checkpoint; give the right model"
+                        f"{where} holds another model: parameter {name} is {describe(mine)} in "
+                        f"the model and {describe(theirs)} in the checkpoint; give the model that "
+                        "was saved"
                     )
         if self._moments.group and not self._alike:
             raise Mismatch(
-                f'{where} has moments="{self._moments.name}", whose elements share scales: other'
-                " ranks cannot divide them without loss. Restore it with as many ranks as saved it"
-                f" ({len(self._shares)})"
+                f'{where} holds moments="{self._moments.name}", whose elements share scales. They '
+                "cannot be divided among another number of ranks without loss. Restore it with "
+                f"{len(self._shares)} ranks, as it was saved"
             )
 
     # -- into a store ------------------------------------------------------------------------------

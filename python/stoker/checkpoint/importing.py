@@ -74,7 +74,7 @@ def _files_of(folder: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         sources = [folder / Path(name).name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corruption(f"{index} is damaged ({error}): fetch it again") from error
+        raise Corruption(f"{index} is damaged ({error}): download it again") from error
     for source in sources:
         if not source.exists():
             raise NotFound(
@@ -94,7 +94,7 @@ class _File:
     def read(self, at: int, into: memoryview) -> None:
         while into:
             if (count := os.preadv(self._file.fileno(), [into], at)) == 0:
-                raise Corruption(f"{self.path} was cut while it was read: fetch it again")
+                raise Corruption(f"{self.path} became shorter while it was read: download it again")
             at, into = at + count, into[count:]
 
 
@@ -121,7 +121,10 @@ def _safetensors(sources: list[Path]) -> dict[str, tuple[Spec, Source]]:
         for placed in read_header(bytes(head), file.bytes, str(source)):
             name = placed.spec.name
             if name in found:
-                raise InvalidArgument(f"{source} has {name}, as a file before it has")
+                raise InvalidArgument(
+                    f"{source} holds {name}, which an earlier file holds too; remove one of the "
+                    "files"
+                )
             found[name] = placed.spec, _Range(file, placed.offset)
     return found
 
@@ -134,7 +137,8 @@ def _torch_file(path: Path, key: str | None) -> dict[str, torch.Tensor]:
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidArgument(
-            f"torch.load(weights_only=True) refuses {path}: {first} Save its state_dict() alone."
+            f"{path} cannot be loaded with torch.load(weights_only=True): {first} Save its "
+            "state_dict() alone."
         ) from error
     if key is not None:
         if not isinstance(loaded, Mapping) or key not in loaded:
@@ -144,8 +148,8 @@ def _torch_file(path: Path, key: str | None) -> dict[str, torch.Tensor]:
         isinstance(each, torch.Tensor) for each in loaded.values()
     ):
         raise InvalidArgument(
-            f"{path} holds more than tensors by name; name the entry with the weights by key="
-            f" (--key); {_entries(loaded)}"
+            f"{path} holds more than named tensors; name the entry that holds the weights with "
+            f"key= (--key); {_entries(loaded)}"
         )
     return dict(loaded)
 

@@ -250,8 +250,8 @@ def _finished(out: _core.Store, key: str) -> dict[str, Any] | None:
     index = index_of(out)
     if index["key"] != key:
         raise AlreadyExists(
-            "OUT has tokens of other inputs, another tokenizer or other options: "
-            "choose another OUT, or start again with --restart"
+            "OUT was built with a different input, tokenizer or option; choose another OUT, or "
+            "start again with --restart"
         )
     check_finished(out, index["shards"])
     return index

@@ -186,7 +186,7 @@ def _finished(out: _core.Store, found: dict[str, Any], key: str) -> dict[str, An
         raise Mismatch(f"{ABOUT} is of version {found.get('version')}: use a newer Stoker")
     if found["key"] != key:
         raise AlreadyExists(
-            "OUT was built from other inputs or with other options: choose another OUT, or start "
+            "OUT was built from other inputs or with other options; choose another OUT, or start "
             "again with --restart"
         )
     check_finished(out, found["objects"])
@@ -210,9 +210,9 @@ def _begun(
         return {}
     if before != plan:
         raise Mismatch(
-            "OUT has an unfinished build with other inputs, other options or another version of "
-            "Stoker. Finish that build as it was begun, choose another OUT, or start again with "
-            "--restart"
+            "OUT holds an unfinished build with other inputs, other options or another version "
+            "of Stoker. Finish that build with its own command, choose another OUT, or start "
+            "again with --restart"
         )
     return {about["number"]: about for about in facts_of(out) if is_there(out, about)}
 

@@ -333,7 +333,10 @@ class _Lazy(parts.Brought):
         if self._tensor is None:
             tensor = self._planner.resolve_data(self._item)
             if tensor.numel() * tensor.element_size() != self._size:
-                raise InvalidArgument(f"{self._item.index.fqn} is not as large as it was planned")
+                raise InvalidArgument(
+                    f"{self._item.index.fqn} changed its size after the save was planned; keep "
+                    "its size until the save ends"
+                )
             self._tensor = parts.Tensor(self._item.index.fqn, tensor)
         self._tensor.read(at, size, address)
         if at + size == self._size:

@@ -66,7 +66,7 @@ class StokerCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         """`weights_only` changes nothing: no code of a checkpoint ever runs."""
         if not _there(path):
-            raise FileNotFoundError(f"there is no checkpoint {path}")
+            raise FileNotFoundError(f"{path} does not exist; give the path of a checkpoint")
         with Checkpoints(path, staging=self._staging) as ckpt:
             for reader in ckpt.readers():
                 key = f"extra.{_REST}"
@@ -79,7 +79,9 @@ class StokerCheckpointIO(CheckpointIO):
                 weights = reader.weights()
                 state = {name: weights[plain(name)] for name in said["names"]}
                 return _moved({"state_dict": state, **said["rest"]}, map_location)
-        raise NotFound(f"{path} holds no intact checkpoint")
+        raise NotFound(
+            f"{path} holds no intact checkpoint; `stoker ckpt verify --all` names the damage"
+        )
 
     def remove_checkpoint(self, path: str | os.PathLike) -> None:
         if not _there(path):

@@ -347,9 +347,12 @@ void PackedObjects::unpack_one(const Id& id, const std::shared_ptr<Object>& obje
   if (!unpacked) {
     const Error& why = unpacked.error();
     --under_way_;
+    const bool damaged = why.code == Code::corruption;
     Failed failed = give_up(
-        id, fail(why.code, "{} cannot be unpacked ({}); fetch that object again, or index it again",
-                 name(id), why.what));
+        id, damaged ? fail(why.code,
+                           "{} cannot be unpacked ({}); fetch that object again, or index it again",
+                           name(id), why.what)
+                    : why.with(name(id) + " cannot be unpacked"));
     lock.unlock();
     return go_on(std::move(failed));
   }

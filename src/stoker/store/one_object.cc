@@ -11,8 +11,8 @@ Status OneObject::check_open(std::string_view wanted) const {
     return fail(Code::invalid_argument, "the transaction is already committed: begin another");
   if (key.empty() || key == wanted) return {};
   return fail(Code::unsupported,
-              "a transaction of {} holds one object, and this one has '{}' already: commit '{}' in "
-              "another, or use a store with transactions, such as local:",
+              "a transaction of {} changes one object, and this one changes '{}' already. Commit "
+              "'{}' in another, or use a store with transactions, such as local:",
               store.name, key, wanted);
 }
 
@@ -42,7 +42,7 @@ Status OneObject::check_write(std::string_view wanted, uint64_t offset, uint64_t
 
 Status OneObject::check_read(std::string_view wanted) const {
   if (!touched || key != wanted) return {};
-  return fail(Code::unsupported, "what is staged in {} cannot be read before it is committed: '{}'",
+  return fail(Code::unsupported, "{} cannot read staged data before its commit: commit '{}' first",
               store.name, wanted);
 }
 

@@ -96,7 +96,7 @@ Result<std::optional<VolumeHeader>> decode_header(std::span<const std::byte> sec
                     journal_inside(header.journal_at[0]) && journal_inside(header.journal_at[1]) &&
                     (header.state == VolumeState::making || header.state == VolumeState::ready) &&
                     end / kBlock < (uint64_t{1} << 48) && valid_chunk_bytes(header.chunk_bytes);
-  if (!sane) return fail(Code::corruption, "the volume header breaks its own rules");
+  if (!sane) return fail(Code::corruption, "the volume header is damaged (impossible values)");
   return std::optional<VolumeHeader>(header);
 }
 

@@ -543,8 +543,8 @@ Future<Reply> Client::send(Command command) {
     Reply reply;
     reply.verdict = Verdict::refused;
     reply.error = fail(Code::unsupported,
-                       "a continuation of the store's futures must not wait for the {}: ask it "
-                       "from another thread",
+                       "the {} cannot be waited for on the thread that completes its futures; wait "
+                       "on another thread",
                        where_);
     return Result<Reply>(std::move(reply));
   }
