@@ -38,7 +38,7 @@ Status check_chunk_bytes(uint32_t chunk_bytes) {
   if (chunk_bytes % kIoAlign == 0 && chunk_bytes >= kChunkMin && chunk_bytes <= kChunkMax)
     return {};
   return fail(Code::invalid_argument,
-              "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes", chunk_bytes);
+              "chunk_bytes is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes", chunk_bytes);
 }
 
 Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset, size_t bytes) {

@@ -67,7 +67,8 @@ Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t 
   if (chunk_bytes != 0 &&
       (chunk_bytes % kBlock != 0 || chunk_bytes < 64 * kKiB || chunk_bytes > 8 * kMiB)) {
     return fail(Code::invalid_argument,
-                "a chunk is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes", chunk_bytes);
+                "chunk_bytes is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes",
+                chunk_bytes);
   }
   if (bytes > kObjectBytesMax)
     return fail(Code::invalid_argument, "an object of a coded store has at most {}",
