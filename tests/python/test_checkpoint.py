@@ -878,6 +878,27 @@ def test_checkpoints_that_are_closed_begin_no_run_anew(folder, tmp_path):
         small_run(tmp_path / "again", restore=ckpt)
 
 
+def test_sgd_goes_on_in_memory_with_what_was_attached(folder, tmp_path):
+    model, opt = small_run(tmp_path / "run")
+    source = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(source, 2)
+    opt.attach(scheduler=scheduler)
+    with checkpoints(folder) as ckpt:
+        small_steps(model, opt, 2)
+        scheduler.step()
+        small_steps(model, opt, 1)
+        ckpt.save(3, optimizer=opt, extra={"note": "x"}).wait()
+        small_steps(model, opt, 2)
+        expected = copied(model)
+        opt.close()
+        again = nn.Linear(32, 32, bias=False)
+        plain = torch.optim.SGD(again.parameters(), lr=0.5, momentum=0.9)
+        found = ckpt.restore(model=again, optimizer=plain)
+    assert found.extra["note"] == "x" and found.extra["scheduler"]["last_epoch"] == 1
+    small_steps(again, plain, 2)
+    torch.testing.assert_close(again.state_dict(), expected)
+
+
 def test_a_checkpoint_of_a_run_in_memory_says_how_to_go_on(folder, tmp_path):
     model = nn.Linear(32, 32, bias=False)
     with checkpoints(folder) as ckpt:

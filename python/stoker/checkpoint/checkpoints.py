@@ -72,7 +72,8 @@ _all: weakref.WeakSet[Checkpoints] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Restored:
-    """What restore() found. `extra`: the plain values of `extra` that were saved."""
+    """What restore() found. `extra`: the plain values of `extra` that were saved. Where a run of
+    stoker.offload() went into memory, also the states of what was attached to it, by name."""
 
     step: int
     folder: str
@@ -904,6 +905,8 @@ class Checkpoints:
             )
             for key in values
         }
+        for run in runs.values():
+            plain = run.attached | plain
         return Restored(manifest.step, str(manifest.name), reader.tier.composition, plain, manifest)
 
     def at(self, step: int) -> At:

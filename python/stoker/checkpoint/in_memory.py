@@ -38,6 +38,8 @@ class InMemory:
             self._models = [record.decode(each["model"]) for each in self._shares]
             self._state = record.decode(self._shares[0]["state"])
             self._groups = list(self._state["groups"])
+            # the states of what opt.attach() was given, by name
+            self.attached: dict[str, Any] = dict(self._state.get("attached", {}))
             self._algorithm = self._models[0]["algorithm"]
             self._moments = moments_of(self._models[0].get("moments", "exact"))
         except _BROKEN as error:
