@@ -3,6 +3,7 @@ first."""
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# Programs that tests start would ignore Ctrl-C, as this one does where a shell put it behind.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
