@@ -106,16 +106,10 @@ def train(corpus, cache):
 
 
 def start(words: list[str], errors: Path) -> subprocess.Popen:
-    """The command, which an interrupt ends from its first instruction on, also where a shell that
-    started us in the background has us ignore it."""
-    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with open(errors, "wb") as file:
-            return subprocess.Popen(
-                [COMMAND, *words], stderr=file, stdout=subprocess.DEVNULL, env=ONE_THREAD
-            )
-    finally:
-        signal.signal(signal.SIGINT, ours)
+    with open(errors, "wb") as file:
+        return subprocess.Popen(
+            [COMMAND, *words], stderr=file, stdout=subprocess.DEVNULL, env=ONE_THREAD
+        )
 
 
 def train_refused(*words: str | Path, status: int = 1) -> str:
