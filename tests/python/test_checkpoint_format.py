@@ -133,7 +133,7 @@ def test_a_manifest_that_breaks_a_rule_is_refused_whatever_it_says(saved):
     ):
         with pytest.raises((errors.Corruption, errors.Mismatch), match="here"):
             parse({**good, **wrong})
-    with pytest.raises(errors.Mismatch, match="use a newer one"):
+    with pytest.raises(errors.Mismatch, match="use a newer Stoker"):
         parse({**good, "version": 5})
 
 
@@ -153,9 +153,9 @@ def test_the_parts_of_a_sharded_tensor_are_all_of_it_and_no_more(saved):
         return Manifest.parse(signed(json.dumps(made, separators=(",", ":"))), "here")
 
     assert parse({"0": {"shape": [3, 3], "parts": parts}}).sharded
-    with pytest.raises(errors.Corruption, match="the version"):
+    with pytest.raises(errors.Corruption, match="format . of what takes format"):
         parse({"0": {"shape": [3, 3], "parts": parts}}, 1)
-    with pytest.raises(errors.Corruption, match="the version"):
+    with pytest.raises(errors.Corruption, match="format . of what takes format"):
         parse({})
     wrong = [
         ([4, 3], parts),  # a gap
@@ -280,7 +280,7 @@ def test_tables_of_many_chunks():
     assert found["b"] == [] and found["c"][0].bytes == CHUNK
     elsewhere = bytearray(data)
     elsewhere[80] = 1
-    with pytest.raises(errors.Corruption, match="elsewhere"):
+    with pytest.raises(errors.Corruption, match="gives chunk 0 of .* bytes at byte"):
         parse_table(bytes(elsewhere), of_table(bytes(elsewhere), files), "here")
 
 

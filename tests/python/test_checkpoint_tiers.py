@@ -479,7 +479,7 @@ def test_a_manifest_from_the_future_is_told_and_kept(tmp_path):
         manifest.write_bytes(head + b',"digest":"' + hash_of(head).hex().encode() + b'"}\n')
         with (
             pytest.warns(UserWarning, match="has format 9"),
-            pytest.raises(errors.Mismatch, match="has format 9.*use a newer one"),
+            pytest.raises(errors.Mismatch, match="has format 9.*use a newer Stoker"),
         ):
             ckpt.restore(model=model)
         ckpt.save(2, model=model)

@@ -212,7 +212,9 @@ class Checkpoints:
         those through `.data`).
         """
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise InvalidArgument(f"step={step!r} is not a step number")
+            raise InvalidArgument(
+                f"step={step!r} is not a step number: give a whole number from 0 on"
+            )
         self._check_open()
         left = self._grace.left if self._grace is not None else None
         model = _model_of(model, optimizer)
@@ -224,7 +226,7 @@ class Checkpoints:
             name = Name.of(told)
             if failed:  # all ranks raise, also one that was told already
                 self._finish()
-                told_already = StokerError("the last save failed, as another rank reports")
+                told_already = StokerError("the last save failed on another rank; its log says why")
                 self._failed = self._failed or told_already
                 self._raise_failure()
         if left is not None:
@@ -328,7 +330,9 @@ class Checkpoints:
         try:
             rated = None if metric is None else float(metric)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise InvalidArgument(f"metric={metric!r} is not a number") from error
+            raise InvalidArgument(
+                f"metric={metric!r} is not a number: give a number, or None"
+            ) from error
         writer = {
             "stoker": _core.__version__,
             "host": socket.gethostname(),

@@ -172,15 +172,17 @@ class Manifest:
         try:
             whole = json.loads(found[1] + b"}")
             if whole.pop("format") != FORMAT:
-                raise Mismatch(f"{where}: {MANIFEST} is not that of a checkpoint of Stoker")
+                raise Mismatch(
+                    f"{where}: {MANIFEST} was not written by Stoker: its format is not {FORMAT!r}"
+                )
             version = whole.pop("version")
             if version not in (VERSION, VERSION_SHARDED, VERSION_REDUCED, VERSION_RANKS):
                 raise Mismatch(
-                    f"{where} has format {version}; this Stoker reads formats up to"
-                    f" {VERSION_RANKS}: use a newer one"
+                    f"{where} has format {version}, and this Stoker reads formats up to"
+                    f" {VERSION_RANKS}: use a newer Stoker"
                 )
             made = cls(**whole)
-            _rule(version == made.version, "the version")
+            _rule(version == made.version, f"format {version} of what takes format {made.version}")
             made.files = [File(**each) for each in made.files]
             made.tables = [Table(**each) for each in made.tables]
             made.state = [Piece(**each) for each in made.state]
@@ -188,50 +190,58 @@ class Manifest:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, Mismatch):
                 raise
-            raise Corruption(f"{where}: {MANIFEST} breaks the format ({error})") from None
+            raise Corruption(
+                f"{where}: {MANIFEST} breaks the format of a checkpoint ({error})"
+            ) from None
         return made
 
     def _check(self) -> None:
         """ValueError if a rule of the format is broken."""
         sizes = {}
         for each in self.files:
-            _rule(_FILE.fullmatch(each.name) and each.name != MANIFEST, f"the name {each.name!r}")
-            _rule(each.name not in sizes, f"{each.name} is there twice")
-            _rule(_number(each.bytes) and each.chunks == chunks_in(each.bytes), each.name)
+            _rule(
+                _FILE.fullmatch(each.name) and each.name != MANIFEST, f"the file name {each.name!r}"
+            )
+            _rule(each.name not in sizes, f"a second file called {each.name}")
+            _rule(
+                _number(each.bytes) and each.chunks == chunks_in(each.bytes),
+                f"the size of {each.name}",
+            )
             sizes[each.name] = each.bytes
-        _rule(isinstance(self.reduced, dict), "reduced")
+        _rule(isinstance(self.reduced, dict), "the member reduced")
         tables = [TABLE, REDUCED_TABLE] if self.reduced else [TABLE]
-        _rule([each.name for each in self.tables] == tables, "tables")
+        _rule([each.name for each in self.tables] == tables, "the member tables")
         for name in tables:
-            _rule(name not in sizes, f"{name} is there twice")
+            _rule(name not in sizes, f"a file called {name}, as a table is,")
         counts = [
             sum(each.chunks for each in self.files),
             sum(each.chunks for each in self.files if each.name in self.reduced),
         ]
         for table, count in zip(self.tables, counts):
-            _rule(table.bytes == _HEADER.size + count * _ENTRY.size, f"bytes of {table.name}")
+            _rule(table.bytes == _HEADER.size + count * _ENTRY.size, f"the size of {table.name}")
         for name, size in self.reduced.items():
-            _rule(name in sizes and name + REDUCED not in sizes, f"reduced {name}")
-            _rule(_number(size) and 0 < size < sizes[name], f"bytes of reduced {name}")
+            _rule(name in sizes and name + REDUCED not in sizes, f"the reduced file {name}")
+            _rule(_number(size) and 0 < size < sizes[name], f"the reduced size of {name}")
         for each in self.state:
-            _rule(_number(each.offset) and _number(each.bytes), each.name)
-            _rule(each.file in sizes and each.offset + each.bytes <= sizes[each.file], each.name)
+            _rule(_number(each.offset) and _number(each.bytes), f"the place of {each.name}")
+            _rule(each.file in sizes, f"the file of {each.name}")
+            _rule(each.offset + each.bytes <= sizes[each.file], f"the place of {each.name}")
             _rule(all(_number(size) for size in each.shape), f"the shape of {each.name}")
             dtype = getattr(torch, each.dtype, None)
             _rule(isinstance(dtype, torch.dtype), f"the dtype of {each.name}")
-            _rule(math.prod(each.shape) * dtype.itemsize == each.bytes, f"bytes of {each.name}")
-        _rule(_number(self.step) and _number(self.attempt), "step and attempt")
+            _rule(math.prod(each.shape) * dtype.itemsize == each.bytes, f"the size of {each.name}")
+        _rule(_number(self.step) and _number(self.attempt), "the members step and attempt")
         for each in (self.aliases, self.objects, self.offloaded, self.writer, self.sharded):
-            _rule(isinstance(each, dict), "members that are not objects")
-        _rule(all(isinstance(name, str) for name in self.aliases.values()), "aliases")
-        _rule(_real(self.created) and 0 <= self.created < 1 << 40, "created")
-        _rule(self.metric is None or _real(self.metric), "metric")
+            _rule(isinstance(each, dict), "a member that is no JSON object")
+        _rule(all(isinstance(name, str) for name in self.aliases.values()), "the member aliases")
+        _rule(_real(self.created) and 0 <= self.created < 1 << 40, "the member created")
+        _rule(self.metric is None or _real(self.metric), "the member metric")
         for number, cut in self.sharded.items():
             self._check_sharded(number, cut)
 
     def _check_sharded(self, number: str, cut: dict[str, Any]) -> None:
         """Its parts are the whole tensor, each element once."""
-        shape, what = cut["shape"], f"the parts of {number}"
+        shape, what = cut["shape"], f"the parts of tensor {number}"
         _rule(all(_number(size) for size in shape), what)
         _rule(int(number) in [each["part"] for each in cut["parts"]], what)
         seen: list[tuple[list[int], list[int]]] = []
@@ -249,7 +259,7 @@ class Manifest:
 
 def _rule(holds: Any, what: str) -> None:
     if not holds:
-        raise ValueError(what)
+        raise ValueError(f"{what} is not valid")
 
 
 def _number(value: Any) -> bool:
@@ -305,10 +315,14 @@ def parse_table(data: bytes, manifest: Manifest, where: str) -> dict[str, list[E
             if codec:
                 raise Mismatch(
                     f"{where}: {file.name} is written in codec {codec}, which this Stoker does not"
-                    " know: use a newer one"
+                    " know: use a newer Stoker"
                 )
-            if offset != i * CHUNK or length != min(CHUNK, file.bytes - offset):
-                raise Corruption(f"{where}: {table.name} has a chunk of {file.name} elsewhere")
+            size = min(CHUNK, file.bytes - i * CHUNK)
+            if (offset, length) != (i * CHUNK, size):
+                raise Corruption(
+                    f"{where}: {table.name} gives chunk {i} of {file.name} {length} bytes at byte"
+                    f" {offset}; by the size in the manifest it has {size} at byte {i * CHUNK}"
+                )
             entries.append(Entry(digest, offset, length))
             at += _ENTRY.size
         found[file.name] = entries
@@ -340,16 +354,22 @@ def parse_reduced(data: bytes, manifest: Manifest, where: str) -> dict[str, list
             if made.width not in WIDTHS:
                 raise Mismatch(
                     f"{where}: {file.name} is reduced by elements of {made.width} bytes, which this"
-                    " Stoker does not know: use a newer one"
+                    " Stoker does not know: use a newer Stoker"
                 )
             most = min(CHUNK, file.bytes - i * CHUNK)
             fits = made.bytes == most if made.width == 0 else 0 < made.bytes < most
             if made.offset != end or not fits:
-                raise Corruption(f"{where}: {table.name} has a chunk of {file.name} elsewhere")
+                raise Corruption(
+                    f"{where}: {table.name} gives chunk {i} of {file.name} {made.bytes} bytes at"
+                    f" byte {made.offset}; it begins at byte {end} and has {most} at most"
+                )
             chunks.append(made)
             end, at = end + made.bytes, at + _ENTRY.size
         if end != manifest.reduced[file.name]:
-            raise Corruption(f"{where}: {table.name} has another size of {file.name}")
+            raise Corruption(
+                f"{where}: the chunks of {file.name} in {table.name} have {end} bytes, and the"
+                f" manifest says {manifest.reduced[file.name]}"
+            )
         found[file.name] = chunks
     return found
 
@@ -359,6 +379,12 @@ def _check_table(data: bytes, table: Table, magic: bytes, where: str) -> None:
         raise Corruption(f"{where}: {table.name} does not match its hash; it is damaged")
     found, version, size, count, chunk = _HEADER.unpack_from(data)
     if version != 1:
-        raise Mismatch(f"{where}: {table.name} has version {version}: use a newer Stoker")
+        raise Mismatch(
+            f"{where}: {table.name} has version {version}, and this Stoker reads version 1: use a"
+            " newer Stoker"
+        )
     if (found, size, chunk) != (magic, _ENTRY.size, CHUNK) or count * size != len(data) - 64:
-        raise Corruption(f"{where}: {table.name} breaks the format")
+        raise Corruption(
+            f"{where}: {table.name} breaks the format: its header does not fit its"
+            f" {len(data)} bytes"
+        )

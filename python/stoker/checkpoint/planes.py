@@ -55,7 +55,9 @@ def told_of(reader: Reader) -> Told:
         return Told(int(share["state"]["step"]), share["model"].get("run"), reader.where)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         where = reader.where
-        raise Corruption(f"{where}: the manifest breaks the format of a run ({error!r})") from error
+        raise Corruption(
+            f"{where}: the manifest breaks the format of an offloaded run ({error!r})"
+        ) from error
 
 
 def tell_replaced(there: int | None, told: Told, store: Any) -> None:
@@ -151,7 +153,8 @@ def chunk_bytes(store: Any, key: str, said: dict, reader: Reader) -> list[int]:
         return [said["chunk_bytes"]]
     if there != said["chunk_bytes"]:
         raise Mismatch(
-            f"{reader.where} has tiles of another size than the store; restore into a new store"
+            f"{reader.where} has {key} in chunks of {said['chunk_bytes']} bytes, and the store in"
+            f" chunks of {there}; restore into a new store"
         )
     return []
 
@@ -159,10 +162,16 @@ def chunk_bytes(store: Any, key: str, said: dict, reader: Reader) -> list[int]:
 def write_part(reader: Reader, txn: Any, key: str, said: dict, buffer: Buffer) -> None:
     number = said["part"]
     if not isinstance(number, int) or not 0 <= number < len(reader.manifest.state):
-        raise Corruption(f"{reader.where}: the manifest gives {key} no part")
+        raise Corruption(
+            f"{reader.where}: the manifest says that {key} is tensor {number!r}, and it lists"
+            f" {len(reader.manifest.state)}"
+        )
     piece = reader.manifest.state[number]
     if piece.bytes != said["bytes"]:
-        raise Corruption(f"{reader.where}: the manifest gives {key} {piece.bytes} bytes")
+        raise Corruption(
+            f"{reader.where}: the manifest gives {key} {said['bytes']} bytes, and its tensor"
+            f" {number} has {piece.bytes}"
+        )
     chunk = said["chunk_bytes"]
     step = max(chunk, AT_ONCE // chunk * chunk)
     held = torch.empty(min(step, max(piece.bytes, 1)), dtype=torch.uint8, device="cpu")

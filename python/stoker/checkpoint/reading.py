@@ -88,7 +88,9 @@ class Reader:
         try:
             return self.tier.store.read_bytes(f"{self._name}/{table.name}")
         except NotFound:
-            raise Corruption(f"{self.where}: {table.name} is missing") from None
+            raise Corruption(
+                f"{self.where}: {table.name}, which its manifest lists, is missing"
+            ) from None
         except IoError as error:
             raise Corruption(f"{self.where}: {table.name} cannot be read: {error}") from error
 
@@ -108,9 +110,13 @@ class Reader:
         try:
             found = self.tier.store.stat(f"{self._name}/{name}")["bytes"]
         except NotFound:
-            raise Corruption(f"{self.where}: {name} is missing") from None
+            raise Corruption(
+                f"{self.where}: {name}, which its manifest lists, is missing"
+            ) from None
         if found != size:
-            raise Corruption(f"{self.where}: {name} has {found} bytes, the manifest says {size}")
+            raise Corruption(
+                f"{self.where}: {name} has {found} bytes, and its manifest says {size}"
+            )
 
     def stream(
         self, file: File, wanted: Any = None
@@ -180,7 +186,9 @@ class Reader:
             future.wait()
             if (held := self._plain(file, i, buffer, spare)) is not None:
                 return held
-            error: StokerError = Corruption(f"{self.where}: {place} is damaged")
+            error: StokerError = Corruption(
+                f"{self.where}: {place} is damaged: the bytes do not match their hash"
+            )
         except _UNREAD as caught:
             error = Corruption(f"{self.where}: {place} cannot be read: {caught}")
         for other in self._others:
@@ -320,11 +328,17 @@ class Reader:
                 data += self._bytes_of(file, range(1, -(-length // CHUNK)))
             for placed in tensors.read_header(data, file.bytes, f"{self.where}: {file.name}"):
                 if placed.spec.name in found:
-                    raise Corruption(f"{self.where}: two files hold {placed.spec.name}")
+                    raise Corruption(
+                        f"{self.where}: two files hold the tensor {placed.spec.name}:"
+                        f" {found[placed.spec.name][0]} and {file.name}"
+                    )
                 found[placed.spec.name] = (file.name, placed)
         for alias, name in self.manifest.aliases.items():
             if alias in found or name not in found:
-                raise Corruption(f"{self.where}: {alias} cannot be another name of {name}")
+                raise Corruption(
+                    f"{self.where}: the manifest makes {alias} another name of {name}, but "
+                    + (f"no file holds {name}" if name not in found else f"a file holds {alias}")
+                )
         return found
 
     def check_tensors(self, into: dict[str, torch.Tensor]) -> None:
@@ -335,8 +349,8 @@ class Reader:
             if spec.dtype != tensor.dtype or spec.shape != tuple(tensor.shape):
                 raise Mismatch(
                     f"{self.where} has {name} as {tensors.dtype_name(spec.dtype)}"
-                    f" {list(spec.shape)}, the model has it as {tensors.dtype_name(tensor.dtype)}"
-                    f" {list(tensor.shape)}"
+                    f" {list(spec.shape)}, and the model has {tensors.dtype_name(tensor.dtype)}"
+                    f" {list(tensor.shape)}: restore into the model that was saved"
                 )
 
     def load_tensors(self, into: dict[str, torch.Tensor], progress: Any = lambda _: None) -> None:
@@ -416,7 +430,7 @@ class Reader:
     def _breaks(self, error: Exception) -> StokerError:
         if isinstance(error, StokerError):
             return error
-        return Corruption(f"{self.where}: the manifest breaks the format ({error})")
+        return Corruption(f"{self.where}: the manifest breaks the format of a checkpoint ({error})")
 
     def _parts(
         self,
@@ -430,7 +444,8 @@ class Reader:
         for number in sorted(numbers):
             if not 0 <= number < len(self.manifest.state):
                 raise Corruption(
-                    f"{self.where}: the manifest refers to a part {number} that it lacks"
+                    f"{self.where}: an object in the manifest refers to tensor {number}, and the"
+                    f" manifest lists {len(self.manifest.state)}"
                 )
             shape, pieces = self._pieces(number)
             param = like.get(number)

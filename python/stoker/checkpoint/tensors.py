@@ -111,7 +111,8 @@ def _file(name: str, specs: list[Spec]) -> Layout:
     for spec in sorted(specs, key=lambda each: -each.dtype.itemsize):
         if spec.dtype not in _NAMES:
             raise InvalidArgument(
-                f"{spec.name} is {spec.dtype}, which safetensors files cannot hold"
+                f"the tensor {spec.name} is {spec.dtype}, which safetensors files cannot hold:"
+                " convert it to another type"
             )
         shape, end = list(spec.shape), at + spec.bytes
         entries[spec.name] = {
@@ -125,7 +126,8 @@ def _file(name: str, specs: list[Spec]) -> Layout:
     padded = -(-(8 + len(text)) // ALIGN) * ALIGN
     if padded > HEADER_BYTES_MAX:
         raise InvalidArgument(
-            f"the model has too many tensors ({len(specs)}) for one file's header"
+            f"the header of {name} would take {padded} bytes for {len(specs)} tensors, and a"
+            f" safetensors file allows {HEADER_BYTES_MAX}: shorten the names of the tensors"
         )
     header = struct.pack("<Q", padded - 8) + text.ljust(padded - 8)
     tensors = [Placed(spec, padded + start) for spec, start in places]
@@ -138,7 +140,7 @@ def read_header(data: bytes, size: int, where: str) -> list[Placed]:
     try:
         (length,) = struct.unpack_from("<Q", data)
         if length > min(HEADER_BYTES_MAX, size - 8):
-            raise ValueError(f"a header of {length} bytes")
+            raise ValueError(f"it states a header of {length} bytes")
         entries = json.loads(data[8 : 8 + length])
         entries.pop("__metadata__", None)
         found = []
@@ -146,9 +148,11 @@ def read_header(data: bytes, size: int, where: str) -> list[Placed]:
             start, end = entry["data_offsets"]
             spec = Spec(name, _TYPES[entry["dtype"]], tuple(entry["shape"]))
             if not all(isinstance(each, int) and each >= 0 for each in (start, end, *spec.shape)):
-                raise ValueError(f"numbers of {name}")
+                raise ValueError(f"the shape or the place of {name} is not of whole numbers")
             if end - start != spec.bytes or 8 + length + end > size:
-                raise ValueError(f"the place of {name}")
+                raise ValueError(
+                    f"the bytes of {name} lie outside of the file, or do not fit its shape"
+                )
             found.append(Placed(spec, 8 + length + start))
         return found
     except (ValueError, TypeError, KeyError, AttributeError, struct.error, RecursionError) as error:

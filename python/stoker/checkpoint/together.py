@@ -153,7 +153,10 @@ class Passing:
             with contextlib.suppress(queue.Empty):
                 return self._arrived.get(timeout=0.2)
             if not self._thread.is_alive() and self._arrived.empty():
-                raise self._error or StokerError("a tensor did not arrive from its ranks")
+                raise self._error or StokerError(
+                    "the thread that gathers tensors from the ranks ended before all arrived;"
+                    " save again"
+                )
 
     def give_up(self) -> None:
         """Nobody writes here any more. The others still get what they need of this rank."""

@@ -303,7 +303,7 @@ def read(path: str | os.PathLike[str]) -> Index:
     if version not in (VERSION, PACKED_VERSION) or kind not in KINDS:
         raise Mismatch(
             f"the index {path} is of version {version}, kind {kind}, which this Stoker does not "
-            "know: use a newer one, or make the index again"
+            "know: use a newer Stoker, or make the index again"
         )
     at = 128
 
