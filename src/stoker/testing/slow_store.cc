@@ -14,10 +14,9 @@ DelayLine::~DelayLine() {
 }
 
 void DelayLine::after(std::chrono::nanoseconds delay, std::function<void()> task) {
-  {
-    MutexLock lock(mutex_);
-    tasks_.emplace(std::chrono::steady_clock::now() + delay, std::move(task));
-  }
+  // Held while notifying: once the task has run, whoever waits for it may destroy the line.
+  MutexLock lock(mutex_);
+  tasks_.emplace(std::chrono::steady_clock::now() + delay, std::move(task));
   wake_.notify_one();
 }
 
