@@ -546,7 +546,7 @@ def test_inputs_given_by_name(offload, mode):
         return loss.item(), told
 
     model, opt = both(offload, Named, backward, mode, steps=2)
-    assert {layer.input_bytes for layer in opt._session.layers} == (
+    assert {layer.input_bytes for layer in opt._session.installed.layers} == (
         {64 * 64 * 4 + 8} if mode == "auto" else {0}
     )
 
@@ -562,7 +562,7 @@ def test_an_input_given_by_name_and_changed_is_torchs_error(offload):
 
 def test_an_input_given_by_name_leaves_memory(offload):
     model, opt = offload(Named(), activations="auto")
-    for layer in opt._session.layers:
+    for layer in opt._session.installed.layers:
         layer.on = True
     loss = model(torch.ones(64, 64)).sum()
     # the first layer's is the caller's
@@ -663,7 +663,7 @@ def test_auto_computes_again_what_the_disk_is_too_slow_for(offload, monkeypatch)
         )
         written = opt.ledger.last["written_bytes"]["activations"]
         assert 0 < written == sum(kept(opt).saved_bytes.values())
-        assert (opt._session.layers[0].on is True) == (choice == "recompute")
+        assert (opt._session.installed.layers[0].on is True) == (choice == "recompute")
         again = 4 if choice == "recompute" else 0
         assert opt.plan()["activations"]["again"] == again
         assert any(f"{again} of 4 layers are computed again" in line for line in event_text(events))
@@ -689,7 +689,7 @@ def test_the_choice_counts_every_forward_of_a_step(offload, monkeypatch):
         accumulated(model, step)
         opt.step()
         opt.zero_grad()
-    layers = opt._session.layers
+    layers = opt._session.installed.layers
     assert [cost.bytes for cost in costs[0]] == [
         3 * (kept(opt).saved_bytes[layer.block.name] - layer.input_bytes) for layer in layers
     ]
@@ -718,7 +718,7 @@ def test_a_trial_that_fails_chooses_nothing(offload, monkeypatch, error):
         _, opt = both(offload, tiny, plain, "auto", steps=6)
     assert len([each for each in told if "could not be measured" in str(each.message)]) == 1
     assert not opt.plan()["activations"]["choices"] and not any(
-        layer.on for layer in opt._session.layers
+        layer.on for layer in opt._session.installed.layers
     )
 
 

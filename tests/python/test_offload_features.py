@@ -1017,7 +1017,7 @@ def test_interrupted_forward(offload):
     assert_same(weights(model), weights(control))
     assert (
         opt.step_count == 3
-        and not opt._session.hooks._stack
+        and not opt._session.installed.hooks._stack
         and not any(opt._session.pager.entered)
     )
 

@@ -91,7 +91,7 @@ def test_only_one_step_is_traced_and_nothing_stays_behind(training, tmp_path):
     assert (tmp_path / "trace.json").read_bytes() == written
     session = opt._session
     assert (
-        session.tracing is None
+        not session.tracing.on
         and session.ledger.waiting._spans is None
         and session.pager.recorder._on_use is None
     )

@@ -32,7 +32,7 @@ from stoker.offload.paging.link import HostLink, open_link
 from stoker.offload.planning.products import quick_look
 from stoker.offload.ranks.agreement import Agreement
 from stoker.offload.ranks.ranks import Ranks
-from stoker.offload.run import opening
+from stoker.offload.run import closing, opening
 from stoker.offload.run.access import install_shards, install_state_dict
 from stoker.offload.run.build import left_behind
 from stoker.offload.run.choices import Choices
@@ -279,17 +279,17 @@ def offload(
             session.stored.load_full_state(had_state)
         forget(own)
         if agreement is not None:
-            session.until_closed(install_shards(model, session))
+            session.installed.keep(install_shards(model, session))
             agreement.ready()
         else:
-            session.until_closed(install_state_dict(model, session))
+            session.installed.keep(install_state_dict(model, session))
     except BaseException as error:
         if agreement is not None:
             agreement.withdraw(error)
         # a second try, with what the message asked for, must find the store free
         with contextlib.suppress(StokerError, RuntimeError):
             if session is not None:
-                session.give_up()
+                closing.give_up(session)
         with contextlib.suppress(StokerError, RuntimeError):
             runtime.close()
         raise

@@ -43,6 +43,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stoker.errors import OverBudget, StokerError
@@ -150,6 +151,14 @@ def arena_bytes(
     )
 
 
+def _is_in_a_buffer(model: nn.Module, tensor: torch.Tensor) -> bool:
+    """Whether the model holds this tensor's storage anyhow."""
+    key = tensor.untyped_storage()._cdata
+    return tensor.grad_fn is None and any(
+        buffer.untyped_storage()._cdata == key for buffer in model.buffers()
+    )
+
+
 class Activations:
     """Called under the session's lock by whoever runs forward or backward."""
 
@@ -162,7 +171,7 @@ class Activations:
         algorithm: Algorithm,
         link: Link | None,
         context: Context,
-        stays: Callable[[torch.Tensor], bool],
+        model: nn.Module,
     ) -> Activations | None:
         """None where nothing leaves memory."""
         if mode in ("keep", "recompute"):
@@ -178,7 +187,7 @@ class Activations:
             device,
             link,
             context,
-            stays,
+            lambda tensor: _is_in_a_buffer(model, tensor),
         )
 
     def __init__(

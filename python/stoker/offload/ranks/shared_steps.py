@@ -99,6 +99,13 @@ class SharedSteps(Steps):
                 raise  # there is no step that a failure could be told of
             self._failure = telling(error)
 
+    def interrupted(self, before: Any) -> None:
+        if self.decided is not None and self.decided is not before:  # the others have that step
+            self._agreement.ranks.leave(
+                f"rank {self._agreement.ranks.rank} was interrupted behind the {self._point}"
+            )
+        super().interrupted(before)
+
     # -- commit ------------------------------------------------------------------------------------
 
     def close(self, records: Callable[[], dict[str, bytes]], stage: Callable[[Any], None]) -> None:

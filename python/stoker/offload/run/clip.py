@@ -16,7 +16,20 @@ if TYPE_CHECKING:
 _DTYPE = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
-def clip(
+def clip(session: Session, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
+    """opt.clip_grad_norm_()."""
+    # from finding gradients in memory to reading them: another thread that looks at one may take
+    # their place
+    with session.lock:
+        session.check_open()
+        session.steps.late.complete()  # it wants gradients, which may land where these do
+        params = [param for param in session.params if param.unit.updated]
+        norm = _clip(session, params, max_norm, error_if_nonfinite)
+        session.steps.clips(max_norm, norm.item())
+        return norm
+
+
+def _clip(
     session: Session, params: list[Param], max_norm: float, error_if_nonfinite: bool
 ) -> torch.Tensor:
     grads = [param.tensor.grad for param in params if param.tensor.grad is not None]

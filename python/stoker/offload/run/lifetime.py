@@ -146,7 +146,7 @@ def _works(frame: Any) -> bool:
 
 
 def _at_exit() -> None:
-    open_ones = [session for session in list(_sessions) if not session._closed]
+    open_ones = [session for session in list(_sessions) if not session.closed]
     trainers = {session.trained_by for session in open_ones} - {None, threading.get_ident()}
     if not trainers:
         return

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Iterator
 import torch
 
 from stoker.errors import InvalidArgument, Mismatch, Unsupported
-from stoker.offload.run import report
+from stoker.offload.run import closing, report
+from stoker.offload.run.clip import clip
 from stoker.offload.run.reference import refer, reference
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         max_norm: in backward of the steps to come it stops where their norm passes it, until a step
         is made without a clip.
         """
-        return self._session.clip_grad_norm_(float(max_norm), error_if_nonfinite)
+        return clip(self._session, float(max_norm), error_if_nonfinite)
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -208,7 +209,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """flush(), gives the model its placeholders for good and releases memory, threads and the
         store's lock. Of a sharded model, whose shards stay, every rank must call it."""
-        self._session.close()
+        closing.close(self._session)
 
     @property
     def committed_step(self) -> int:
@@ -233,7 +234,9 @@ class OffloadedOptimizer(torch.optim.Optimizer):
     def trace(self, path: str | os.PathLike) -> None:
         """From now until the next step is decided, notes what disk, kernels and this thread do, and
         writes it to `path` as a Chrome trace (JSON; chrome://tracing and Perfetto show it)."""
-        self._session.trace(path)
+        with self._session.lock:
+            self._session.check_open()
+            self._session.tracing.begin(path)
 
     def setting(self) -> Setting:
         """The model and the division of memory, as planner.plan() takes them."""

@@ -41,7 +41,9 @@ def plan(
         if session.activations is not None
         else ActivationTraffic({}, 0)
     )
-    away = replace(away, again=frozenset(layer.block.index for layer in session.layers if layer.on))
+    away = replace(
+        away, again=frozenset(layer.block.index for layer in session.installed.layers if layer.on)
+    )
     made = planner.plan(
         setting(session), machine, compute_seconds, recorded, session.steps.sequence, away
     )

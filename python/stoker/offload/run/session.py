@@ -12,9 +12,7 @@ A training step, seen from here:
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
-import warnings
 from typing import Any, Iterator
 
 import torch
@@ -22,21 +20,14 @@ from torch import nn
 
 from stoker.errors import InvalidArgument, StokerError
 from stoker.offload.activations.activations import Activations
-from stoker.offload.gradients.device_gradients import DeviceGradients
 from stoker.offload.gradients.finiteness import Finiteness
-from stoker.offload.gradients.gradients import Gradients
-from stoker.offload.gradients.spilling import SpillingGradients
-from stoker.offload.hooks.calls import Calls
-from stoker.offload.hooks.hooks import Hooks
-from stoker.offload.hooks.recompute import Auto, Recomputed, layers_of
+from stoker.offload.gradients.make import make_gradients
 from stoker.offload.model.algorithm import Algorithm
 from stoker.offload.model.blocks import Block, Param, Unit
 from stoker.offload.model.compiled import plain
 from stoker.offload.observe.context import Context, Gate
 from stoker.offload.observe.ledger import Ledger
-from stoker.offload.paging.device_pager import DevicePager
-from stoker.offload.paging.pager import Pager
-from stoker.offload.paging.shard_pager import ShardPager
+from stoker.offload.paging.make import make_pager
 from stoker.offload.paging.shown import Shown
 from stoker.offload.ranks.ranks import sharded_modules
 from stoker.offload.ranks.shared_steps import SharedSteps
@@ -44,21 +35,20 @@ from stoker.offload.run import lifetime
 from stoker.offload.run.access import Loading
 from stoker.offload.run.changes import Changes
 from stoker.offload.run.choices import Choices
-from stoker.offload.run.clip import clip
 from stoker.offload.run.counters import Counters
-from stoker.offload.run.left import refuse_state_dict
+from stoker.offload.run.installed import Installed
 from stoker.offload.run.reads import Reads
+from stoker.offload.run.rows import Rows
 from stoker.offload.run.snapshots import Snapshots
 from stoker.offload.run.step_record import StepRecord
 from stoker.offload.run.stored_state import StoredState, WeightWriting
-from stoker.offload.run.trace import StepTrace
+from stoker.offload.run.trace import Tracing
 from stoker.offload.run.weights import Weights
 from stoker.offload.steps.steps import Steps
 from stoker.offload.storage.buffers import Buffers
 from stoker.offload.storage.open_store import OpenStore
 from stoker.offload.storage.planes import Planes
 from stoker.offload.storage.record import META_STATE, load
-from stoker.offload.storage.volumes import Shares
 
 
 class Session:
@@ -77,18 +67,13 @@ class Session:
         self.model, self.blocks, self.algorithm = model, blocks, algorithm
         self.runtime, self.agreement = runtime, agreement
         self._gate = Gate()
-        self.ledger = Ledger(self._arithmetic_seconds)
+        self.ledger = Ledger(lambda: self.planes.arithmetic_seconds())
         context = Context(self._gate, self.ledger.waiting, self.ledger.event)
-        self._left = False  # the weights are in the store and not in the model
-        self._departures = 0  # from the recorded order, that the ledger knows of
-        self._closed = False
+        self.left_memory = False  # the weights are in the store and not in the model
+        self.closed = False
         self.trained_by: int | None = None  # the thread that called the model last
-        self.tracing: StepTrace | None = None
-        self._access: list = []  # handles of access.py's hooks
         self.loading = Loading(self)
-        self.hooks: Hooks | None = None  # once the model trains out of the store
-        self.layers: list[Recomputed] = []  # those that may be computed again
-        self._auto: Auto | None = None
+        self.installed = Installed()  # once the model trains out of the store
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
         # takes its memory first: planes divide the rest
@@ -100,7 +85,7 @@ class Session:
             algorithm,
             link,
             context,
-            lambda tensor: _stays(model, tensor),
+            model,
         )
         self.planes = Planes(runtime, blocks, algorithm, spills=link is None)
         self.buffers = Buffers(self._buffers, lambda spans: self.planes.session.hash_many(spans))
@@ -115,10 +100,24 @@ class Session:
         )
         self.stored = StoredState(self)
         self.link = link
-        # sharded weights stay where torch has them, so nobody looks at copies
         self.shown = Shown(self)
-        self.pager = self._pager(context)
-        self.gradients = self._gradients(context)
+        self.pager = make_pager(
+            blocks,
+            self.planes,
+            context,
+            self.shown,
+            link,
+            how.device_memory,
+            sharded_modules(model) if agreement is not None else None,
+        )
+        self.gradients = make_gradients(
+            blocks,
+            self.planes,
+            lambda unit: self.steps.on_final(unit),
+            context,
+            how.accumulate,
+            link,
+        )
         making = (
             self.planes,
             self.pager,
@@ -148,28 +147,21 @@ class Session:
         self.counters = Counters(
             self.planes, self.gradients, self.steps, self.activations, self.ledger.waiting
         )
-        lifetime.watch(self)
-
-    def _pager(self, context: Context) -> Pager:
-        if self.link is None:
-            return Pager(self.blocks, self.planes, context, self.shown)
-        if self.agreement is None:
-            return DevicePager(
-                self.blocks, self.planes, context, self.shown, self.link, self.how.device_memory
-            )
-        return ShardPager(self.blocks, self.planes, context, self.link, sharded_modules(self.model))
-
-    def _gradients(self, context: Context) -> Gradients:
-        making = (
-            self.blocks,
-            self.planes,
-            lambda unit: self.steps.on_final(unit),
-            context,
-            self.how.accumulate,
+        self.rows = Rows(
+            self.ledger,
+            self.counters,
+            self.record,
+            self.pager.recorder,
+            self.gradients.trimmer,
+            self.planes.store,
         )
-        if self.link is not None:
-            return DeviceGradients(*making, self.link)
-        return (SpillingGradients if self.planes.layout.spilled else Gradients)(*making)
+        self.tracing = Tracing(
+            self.ledger.waiting,
+            self.pager.recorder,
+            [block.name for block in blocks],
+            runtime.core,
+        )
+        lifetime.watch(self)
 
     @property
     def lock(self) -> Any:
@@ -179,40 +171,23 @@ class Session:
     def step_count(self) -> int:
         return self.record.step
 
-    def _arithmetic_seconds(self) -> float:
-        return self.planes.session.arithmetic_seconds() if self.planes.session else 0.0
-
     def run(self) -> None:
         """Installs the hooks; from here on the model trains out of the store."""
         self.gradients.trimmer.begin()
         for block in self.blocks:
             if block.pinned:
                 self.pager.fetch(block)
-        if self.how.activations in ("recompute", "auto"):
-            self.layers = layers_of(
-                self.model,
-                self.blocks,
-                self.ledger.waiting,
-                self.activations is None,
-                lambda: self.hooks,
-            )
-            if self.activations is not None:
-                self._auto = Auto(self.layers, self.activations, self.ledger.event)
-        self.hooks = (
-            Calls(self.model, self._call_begins)
-            if self.pager.resident
-            else Hooks(
-                self.model,
-                self.pager,
-                self._call_begins,
-                self._pinned,
-                self._gate,
-                self.activations,
-            )
+        self.installed.install(
+            self.model,
+            self.pager,
+            self.activations,
+            self.how.activations,
+            self.ledger,
+            self._gate,
+            self._call_begins,
+            self._pinned,
         )
-        self.volumes = Shares(self.planes.store)
-        self.ledger.start(self.counters())
-        self.ledger.leave(self.counters)  # until the first call that trains
+        self.rows.begin()
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -229,14 +204,11 @@ class Session:
             self.ledger.leave(self.counters)
         self._close_step()
         self.steps.poll()
-        recorder = self.pager.recorder
-        if recorder.departures != self._departures:
-            self._departures = recorder.departures
-            self.ledger.event("order", step=self.step_count, call=recorder.key)
+        self.rows.note_departures()
         self.pager.root_call(key)
         self.changes.check(grad=key[2])
-        if key[2] and key[1] and self._auto is not None:
-            self._auto.call(self.ledger.last)
+        if key[2] and key[1]:
+            self.installed.call(self.ledger.last)
         if key[2] and self.activations is not None:
             self.activations.call()
         if key[2] and key[1]:
@@ -248,12 +220,12 @@ class Session:
     def apart(self) -> Iterator[None]:
         """Around what trains nothing, as an evaluation: it is in no row of the ledger, from the
         making of its batches on."""
-        if self._closed:
+        if self.closed:
             yield
             return
         with self.lock:
             self.steps.late.complete()  # first: these updates are a part of the training
-        with self.ledger.apart(lambda: None if self._closed else self.counters()):
+        with self.ledger.apart(lambda: None if self.closed else self.counters()):
             yield
 
     def _pinned(self, param: Param) -> None:
@@ -265,7 +237,7 @@ class Session:
         with self.lock:
             self.check_open()
             self.loading.give_up()
-            self.hooks.unwind()
+            self.installed.hooks.unwind()
             if self.pager.held:
                 raise InvalidArgument(
                     "stoker.gather() would undo opt.step(); leave the with block first"
@@ -273,18 +245,10 @@ class Session:
             self.shown.settle()
             self.changes.check_in_place()
             self.shown.check_given()
-            if names := self.record.unattached():
-                warnings.warn(
-                    f"the run holds the state of {', '.join(names)}, but nothing of that name is "
-                    f"attached, so that state is dropped. Call opt.attach({names[0]}=...) before "
-                    f"the first"
-                    " step",
-                    stacklevel=5,
-                )
+            self.record.warn_of_unattached()
             self._close_step()
             policy, reason = self.steps.active_policy, self.steps.reason
-            if self.tracing is not None:
-                self.tracing.mark("step()")
+            self.tracing.mark("step()")
             before = self.steps.decided  # a lazy step that waits for its last updates
             sources = self.record.now()  # user code, which may raise: nothing is decided yet
             try:
@@ -298,34 +262,12 @@ class Session:
             except BaseException:
                 # Ctrl-C between deciding and counting: the step would be committed under the number
                 # of the one before
-                if self.steps.decided is not None and self.steps.decided is not before:
-                    if self.agreement is not None:  # the others have that step
-                        self.agreement.ranks.leave(
-                            f"rank {self.agreement.ranks.rank} was interrupted behind the decision"
-                            f" of step {self.step_count + 1}"
-                        )
-                    self.steps.lose()
+                self.steps.interrupted(before)
                 raise
             self.record.closed()
             if self.activations is not None:
                 self.activations.sweep()
-            if self.ledger.last is not None and policy != self.ledger.last["policy"]:
-                self.ledger.event("policy", step=self.step_count, policy=policy, reason=reason)
-            volume_bytes, told = self.volumes.step()
-            if told is not None:
-                self.ledger.event("volumes", step=self.step_count, **told)
-            row = self.ledger.close_step(
-                self.step_count,
-                self.counters(),
-                **self.record.loaders(),
-                policy=policy,
-                committed=self.committed_step(),
-                volume_bytes=volume_bytes,
-                process_bytes_peak=self.gradients.trimmer.end_step(),
-            )
-            if self.tracing is not None:
-                tracing, self.tracing = self.tracing, None
-                tracing.end(row)
+            self.tracing.end(self.rows.close(policy, reason, self.committed_step()))
 
     def _lost(self, units: set[Unit]) -> None:
         """The last step could not be committed: everything that belongs to a step is that of the
@@ -351,36 +293,15 @@ class Session:
         self.weights.refresh(blocks)
         self.record.take_back(state, self.planes.store)
 
-    def trace(self, path: str | os.PathLike) -> None:
-        with self.lock:
-            self.check_open()
-            if self.tracing is not None:
-                raise InvalidArgument(
-                    "a step is being traced already; its trace is written when that step is decided"
-                )
-            self.tracing = StepTrace(self, path)
-
     def gradients_dropped(self, kept: bool) -> None:
         """zero_grad(): what was speculated since the last step is void. `kept`: the tensors stay,
         and become zeros."""
         with self.lock:
-            self.hooks.unwind()
+            self.installed.hooks.unwind()
             if kept:
                 self.steps.late.complete()  # it wants their bytes
             self.steps.skip()
             self.gradients.cleared()
-
-    def clip_grad_norm_(self, max_norm: float, error_if_nonfinite: bool) -> torch.Tensor:
-        # from finding gradients in memory to reading them: another thread that looks at one may
-        # take their place
-        with self.lock:
-            self.check_open()
-            self.steps.late.complete()  # it wants gradients, which may land where these do
-            norm = clip(
-                self, [p for p in self.params if p.unit.updated], max_norm, error_if_nonfinite
-            )
-            self.steps.clips(max_norm, norm.item())
-            return norm
 
     # -- what is durable when ----------------------------------------------------------------------
 
@@ -438,70 +359,15 @@ class Session:
 
     def check_open(self) -> None:
         lifetime.check_process(self)
-        if self._closed:
+        if self.closed:
             raise StokerError(
                 "this optimizer was closed; call stoker.offload() again with resume=True to go on"
             )
 
-    def close(self) -> None:
-        if lifetime.is_forked(self):
-            return  # all of it is the parent's
-        with self.lock:
-            if self._closed:
-                return
-            try:
-                self.hooks.unwind()
-                if self.steps.in_flight:
-                    self.steps.abandon()
-                self.flush()
-            finally:
-                self.reads.end()
-                for param in self.params:
-                    param.tensor.grad = None
-                    if not self.pager.resident:
-                        self.pager.hide(param)
-                self.give_up()
-
     def leaves_memory(self) -> None:
         """From here on the weights are in the store only."""
-        self._left = True
+        self.left_memory = True
 
-    def until_closed(self, handles: list) -> None:
-        """Hooks that go when this closes."""
-        self._access += handles
-
-    def give_up(self) -> None:
-        """Lets go of the model, memory, threads and the store, as they are."""
-        self._closed = True
-        if self.hooks is not None:
-            self.hooks.remove()
-        for layer in self.layers:
-            layer.remove()
-        for handle in self._access:
-            handle.remove()
-        self.shown.clear()
-        for param in self.params:
-            for name in ("_stoker_session", "__deepcopy__"):
-                vars(param.tensor).pop(name, None)
-        try:
-            self.gradients.remove()
-            self.pager.clear()
-            if self.activations is not None:
-                self.activations.close()
-            if self.link is not None:
-                self.link.unpin()
-        finally:  # also where the device does not answer any more
-            self.steps.release()
-            self.planes.close()
-            if self.agreement is not None:
-                self.agreement.ranks.leave("the optimizer was closed")
-            if self._left:
-                refuse_state_dict(self.model, self)
-
-
-def _stays(model: nn.Module, tensor: torch.Tensor) -> bool:
-    """Whether the model holds this tensor's storage anyhow."""
-    key = tensor.untyped_storage()._cdata
-    return tensor.grad_fn is None and any(
-        buffer.untyped_storage()._cdata == key for buffer in model.buffers()
-    )
+    def ends(self) -> None:
+        """From here on it is closed."""
+        self.closed = True

@@ -105,7 +105,7 @@ class Snapshots:
         stay."""
         session, name = self._session, f"{_NAME}{step}"
         with session.lock:
-            session.hooks.unwind()
+            session.installed.hooks.unwind()
             session.steps.abandon()
             session.flush()
             self._bring_back(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -255,10 +256,16 @@ class StepRecord:
         self._resumed_groups = state["groups"]
         self._restored = state["attached"]
 
-    def unattached(self) -> list[str]:
-        """Names of objects whose state the run holds, and which nobody attached before the first
-        step."""
-        return sorted(self._restored) if self._resumed_groups else []
+    def warn_of_unattached(self) -> None:
+        """Before the first step since a resume: the run may hold state that nobody asked for."""
+        names = sorted(self._restored) if self._resumed_groups else []
+        if names:
+            warnings.warn(
+                f"the run holds the state of {', '.join(names)}, but nothing of that name is "
+                f"attached, so that state is dropped. Call opt.attach({names[0]}=...) before the"
+                " first step",
+                stacklevel=6,
+            )
 
     def closed(self) -> None:
         """The first step since a resume is decided."""

@@ -10,42 +10,61 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any, Iterable
+from typing import Any, Iterable
 
-from stoker.errors import naming
-
-if TYPE_CHECKING:
-    from stoker.offload.run.session import Session
+from stoker import _core
+from stoker.errors import InvalidArgument, naming
+from stoker.offload.observe.ledger import Waits
+from stoker.offload.paging.order import Recorder
 
 COMPUTING, WAITING, KERNELS, DISK = 1, 10, 100, 1000  # the first row of each kind
 NS = 1e9
 SHORTEST = 5e-6  # seconds; what is waited for less was there already
 
 
-class StepTrace:
-    """Begun now, ended by the next decided step, which is written to `path`."""
+class Tracing:
+    """Traces a session's next step when asked. Called under its lock."""
 
-    def __init__(self, session: Session, path: str | os.PathLike) -> None:
-        self._session, self._path = session, path
+    def __init__(
+        self, waiting: Waits, recorder: Recorder, names: list[str], core: _core.Runtime
+    ) -> None:
+        """`names`: of the blocks."""
+        self._waiting, self._recorder, self._names, self._core = waiting, recorder, names, core
+        self._path: str | os.PathLike | None = None  # where the trace under way will be written
         self._marks: list[tuple[str, int]] = []
-        self._began = time.perf_counter_ns()
-        session.ledger.waiting.trace()
-        session.pager.recorder.tell(lambda block: self.mark(session.blocks[block].name))
-        session.runtime.core.start_trace()
+        self._began = 0
+
+    @property
+    def on(self) -> bool:
+        return self._path is not None
+
+    def begin(self, path: str | os.PathLike) -> None:
+        """From now on until the next step is decided."""
+        if self.on:
+            raise InvalidArgument(
+                "a step is being traced already; its trace is written when that step is decided"
+            )
+        self._path, self._marks, self._began = path, [], time.perf_counter_ns()
+        self._waiting.trace()
+        self._recorder.tell(lambda block: self.mark(self._names[block]))
+        self._core.start_trace()
 
     def mark(self, name: str) -> None:
         """The training thread turns to `name`."""
-        self._marks.append((name, time.perf_counter_ns()))
+        if self.on:
+            self._marks.append((name, time.perf_counter_ns()))
 
     def end(self, row: dict[str, Any]) -> None:
-        """Stops and writes."""
+        """The step has this row: stops and writes, if a trace is on."""
+        if self._path is None:
+            return
+        path, marks, self._path, self._marks = self._path, self._marks, None, []
         ended = time.perf_counter_ns()
-        session = self._session
-        spans, dropped = session.runtime.core.stop_trace()
-        waits = session.ledger.waiting.traced()
-        session.pager.recorder.tell(None)
+        spans, dropped = self._core.stop_trace()
+        waits = self._waiting.traced()
+        self._recorder.tell(None)
         events = [
-            *_computing(self._marks, ended),
+            *_computing(marks, ended),
             *_waiting(waits),
             *_kernels(spans),
             *_disk(spans),
@@ -58,7 +77,7 @@ class StepTrace:
             "displayTimeUnit": "ms",
             "otherData": {"step": row["step"], "policy": row["policy"], "dropped_spans": dropped},
         }
-        with naming(self._path), open(self._path, "w", encoding="utf-8") as out:
+        with naming(path), open(path, "w", encoding="utf-8") as out:
             json.dump(content, out)
 
 

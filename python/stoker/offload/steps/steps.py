@@ -690,6 +690,12 @@ class Steps:
         """Those that the decided step has changed by now."""
         return {update.unit for update in self._decided_updates}
 
+    def interrupted(self, before: Any) -> None:
+        """Ctrl-C came to step(). If a step was decided since `before`, it cannot be committed: it
+        has no number."""
+        if self.decided is not None and self.decided is not before:
+            self.lose()
+
     def lose(self) -> None:
         """The last decided step cannot be committed: goes back to the one before, which is in the
         store whole."""

@@ -76,6 +76,10 @@ class Planes:
         storage."""
         return torch.from_dlpack(buffer)
 
+    def arithmetic_seconds(self) -> float:
+        """How long the kernels have computed, over all cores; 0 once this is closed."""
+        return self.session.arithmetic_seconds() if self.session else 0.0
+
     def close(self) -> None:
         """Waits for what is in flight; gives back the tile buffers and the store's lock."""
         self._idle = self.session = None
