@@ -573,3 +573,17 @@ def test_what_was_saved_just_now_stays_also_by_hand(tmp_path):
         ckpt.save(60, model=model, force=True).wait("durable")
         assert not any("step-000060" in each for each in ckpt.collect_garbage())
         assert steps_in(tmp_path) == [60, 100, 110, 120]
+
+
+@pytest.mark.parametrize("kind", ["local:{}/new", "coded(2+1,{0}/a,{0}/b,{0}/c)"])
+def test_a_store_that_needs_a_capacity_is_to_be_made_first(tmp_path, kind):
+    store = kind.format(tmp_path)
+    with pytest.raises(errors.InvalidArgument) as refused:
+        checkpoints(store)
+    assert f"stoker create {store} --capacity" in str(refused.value)
+
+
+def test_another_refusal_of_a_store_asks_for_no_capacity(tmp_path):
+    with pytest.raises(errors.InvalidArgument) as refused:
+        checkpoints(f"coded(2+1,{tmp_path}/a,{tmp_path}/b)")
+    assert "stoker create" not in str(refused.value)

@@ -130,18 +130,20 @@ class Tier:
 
     def __init__(self, composition: str, runtime: _core.Runtime, read_only: bool = False) -> None:
         self.composition = composition
+        holder = f"checkpoints, pid {os.getpid()}"
         try:
             self.store = runtime.open_store(
-                composition,
-                create=not read_only,
-                read_only=read_only,
-                holder=f"checkpoints, pid {os.getpid()}",
+                composition, create=not read_only, read_only=read_only, holder=holder
             )
         except InvalidArgument as error:
-            if "needs a capacity" not in str(error):
-                raise
-            how = f"make it first: stoker create {composition} --capacity 100GiB"
-            raise InvalidArgument(f"{error}; {how}") from error
+            try:
+                runtime.open_store(composition, read_only=read_only, holder=holder)
+            except NotFound:  # so it cannot be made without a capacity
+                how = f"make it first: stoker create {composition} --capacity 100GiB"
+                raise InvalidArgument(f"{error}; {how}") from error
+            except StokerError:
+                pass
+            raise
 
     def names(self) -> list[Name]:
         """Folders that have a manifest, the newest first. It may be damaged."""
