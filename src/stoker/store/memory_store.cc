@@ -8,13 +8,11 @@
 
 #include "stoker/base/bytes.h"
 #include "stoker/base/crc32c.h"
+#include "stoker/store/chunk_size.h"
 #include "stoker/store/condition.h"
 
 namespace stoker {
 namespace {
-
-constexpr uint32_t kChunkMin = 64 * kKiB;
-constexpr uint32_t kChunkMax = 8 * kMiB;
 
 Error no_object(std::string_view key) {
   return fail(Code::not_found, "there is no object '{}'", key);
@@ -32,13 +30,6 @@ Error snapshot_there(std::string_view name) {
 
 Error no_snapshot(std::string_view name) {
   return fail(Code::not_found, "there is no snapshot '{}'", name);
-}
-
-Status check_chunk_bytes(uint32_t chunk_bytes) {
-  if (chunk_bytes % kIoAlign == 0 && chunk_bytes >= kChunkMin && chunk_bytes <= kChunkMax)
-    return {};
-  return fail(Code::invalid_argument,
-              "chunk_bytes is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes", chunk_bytes);
 }
 
 Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset, size_t bytes) {

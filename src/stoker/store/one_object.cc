@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "stoker/base/bytes.h"
-
 namespace stoker {
 
 Status OneObject::check_open(std::string_view wanted) const {
@@ -14,14 +12,6 @@ Status OneObject::check_open(std::string_view wanted) const {
               "a transaction of {} changes one object, and this one changes '{}' already. Commit "
               "'{}' in another, or use a store with transactions, such as local:",
               store.name, key, wanted);
-}
-
-Status OneObject::check_chunk(uint32_t chunk_bytes) const {
-  const bool good =
-      chunk_bytes % kIoAlign == 0 && chunk_bytes >= 64 * kKiB && chunk_bytes <= 8 * kMiB;
-  if (chunk_bytes == 0 || good) return {};
-  return fail(Code::invalid_argument,
-              "chunk_bytes is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes", chunk_bytes);
 }
 
 Status OneObject::check_write(std::string_view wanted, uint64_t offset, uint64_t size,

@@ -24,7 +24,6 @@ struct OneObject {
 
   // The transaction may work on `key`.
   Status check_open(std::string_view key) const REQUIRES(mutex);
-  Status check_chunk(uint32_t chunk_bytes) const REQUIRES(mutex);
   // Bytes may be written there. `there`: whether the store has such an object.
   Status check_write(std::string_view key, uint64_t offset, uint64_t size,
                      const std::function<Status()>& there) const REQUIRES(mutex);

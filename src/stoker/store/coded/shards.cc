@@ -11,6 +11,7 @@
 
 #include "stoker/base/log.h"
 #include "stoker/store/blank.h"
+#include "stoker/store/chunk_size.h"
 #include "stoker/store/coded/file_shard.h"
 #include "stoker/store/coded/mutation.h"
 #include "stoker/store/disk_of.h"
@@ -439,13 +440,7 @@ Status Shards::identify(const CodedPlan& plan, std::vector<std::optional<Superbl
 // All shards blank, or left behind by an attempt that never came to be.
 Status Shards::make(const CodedPlan& plan, const StoreOptions& options, const CodedOptions& coded,
                     const std::vector<std::optional<Superblock>>& found) {
-  if (options.chunk_bytes % kBlock != 0 || options.chunk_bytes < kChunkMin ||
-      options.chunk_bytes > 8 * kMiB) {
-    return fail(
-        Code::invalid_argument,
-        "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes",
-        options.chunk_bytes);
-  }
+  STOKER_TRY(check_chunk_bytes(options.chunk_bytes));
   if (options.capacity_bytes == 0)
     return fail(Code::invalid_argument,
                 "a new store at '{}' needs a capacity: say how many bytes it may hold",

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "stoker/store/chunk_size.h"
+
 namespace stoker::coded {
 namespace {
 
@@ -64,12 +66,7 @@ Result<StagedObject*> StagedTransaction::own(std::string_view key) {
 
 Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes) {
   MutexLock lock(state_->mutex);
-  if (chunk_bytes != 0 &&
-      (chunk_bytes % kBlock != 0 || chunk_bytes < 64 * kKiB || chunk_bytes > 8 * kMiB)) {
-    return fail(Code::invalid_argument,
-                "chunk_bytes is a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes",
-                chunk_bytes);
-  }
+  if (chunk_bytes != 0) STOKER_TRY(check_chunk_bytes(chunk_bytes));
   if (bytes > kObjectBytesMax)
     return fail(Code::invalid_argument, "an object of a coded store has at most {}",
                 human_bytes(kObjectBytesMax));

@@ -16,6 +16,7 @@
 
 #include "stoker/base/bytes.h"
 #include "stoker/base/log.h"
+#include "stoker/store/chunk_size.h"
 #include "stoker/store/dir/dir_store.h"
 #include "stoker/store/dir/transfer.h"
 
@@ -51,7 +52,7 @@ Status DirStore::resize(Staged& staged, std::string_view key, uint64_t bytes,
   MutexLock lock(staged.mutex);
   STOKER_TRY(check_key(key));
   STOKER_TRY(staged.check_open(key));
-  STOKER_TRY(staged.check_chunk(chunk_bytes));
+  if (chunk_bytes != 0) STOKER_TRY(check_chunk_bytes(chunk_bytes));
   if (bytes > static_cast<uint64_t>(INT64_MAX))
     return fail(Code::invalid_argument, "a file has at most 8 EiB");
   if (staged.pending > 0)

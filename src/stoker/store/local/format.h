@@ -10,6 +10,7 @@
 
 #include "stoker/base/bytes.h"
 #include "stoker/base/result.h"
+#include "stoker/store/chunk_size.h"
 #include "stoker/store/record_log.h"
 
 namespace stoker::local {
@@ -21,13 +22,7 @@ inline constexpr uint64_t kHeaderAt[2] = {0, 32 * kKiB};  // two copies
 inline constexpr size_t kHeaderBytes = 512;               // one sector: never torn
 inline constexpr uint64_t kBlock = kIoAlign;
 inline constexpr size_t kVolumesMax = 64;
-inline constexpr uint32_t kChunkMin = 64 * kKiB;
-inline constexpr uint32_t kChunkMax = 8 * kMiB;
 inline constexpr size_t kKeyMax = 1024;
-
-constexpr bool valid_chunk_bytes(uint32_t bytes) {
-  return bytes % kBlock == 0 && bytes >= kChunkMin && bytes <= kChunkMax;
-}
 
 enum class VolumeState : uint32_t {
   making = 1,  // the store is not finished: nothing was ever acknowledged

@@ -13,6 +13,7 @@
 #include "stoker/io/nvme/command.h"
 #include "stoker/store/blank.h"
 #include "stoker/store/blocking_io.h"
+#include "stoker/store/chunk_size.h"
 #include "stoker/store/folder.h"
 #include "stoker/store/writer_lock.h"
 
@@ -49,12 +50,7 @@ Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& l
                                   const StoreOptions& options, const LocalOptions& local) {
   if (paths.empty() || paths.size() > kVolumesMax)
     return fail(Code::invalid_argument, "a store has 1 to 64 volumes");
-  if (options.create && !valid_chunk_bytes(options.chunk_bytes)) {
-    return fail(
-        Code::invalid_argument,
-        "the chunks of a store must be a multiple of 4 KiB from 64 KiB to 8 MiB, not {} bytes",
-        options.chunk_bytes);
-  }
+  if (options.create) STOKER_TRY(check_chunk_bytes(options.chunk_bytes));
   const auto& weights = options.volume_weights;
   if (!weights.empty() && (weights.size() != paths.size() ||
                            !std::all_of(weights.begin(), weights.end(), [](double weight) {

@@ -6,6 +6,7 @@
 
 #include "stoker/base/crc32c.h"
 #include "stoker/base/log.h"
+#include "stoker/store/chunk_size.h"
 #include "stoker/store/local/local_store.h"
 
 namespace stoker::local {
@@ -93,11 +94,7 @@ Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_
                           uint32_t chunk_bytes) {
   MutexLock lock(mutex_);
   STOKER_TRY(check_writable(state));
-  if (chunk_bytes != 0 && !valid_chunk_bytes(chunk_bytes)) {
-    return fail(Code::invalid_argument,
-                "chunks of '{}' must be a multiple of 4 KiB from 64 KiB to 8 MiB, not {}", key,
-                chunk_bytes);
-  }
+  if (chunk_bytes != 0) STOKER_TRY(check_chunk_bytes(chunk_bytes));
   STOKER_ASSIGN(StagedObject * object, own(state, key, false));
   const uint32_t unit = !object->removed   ? object->chunk_bytes
                         : chunk_bytes != 0 ? chunk_bytes

@@ -10,6 +10,7 @@
 #include "stoker/base/bytes.h"
 #include "stoker/base/crc32c.h"
 #include "stoker/base/log.h"
+#include "stoker/store/chunk_size.h"
 #include "stoker/store/condition.h"
 #include "stoker/store/s3/s3_store.h"
 #include "stoker/store/s3/xml.h"
@@ -106,7 +107,7 @@ Status S3Store::resize(Staged& staged, std::string_view key, uint64_t bytes, uin
   MutexLock lock(staged.mutex);
   STOKER_TRY(check_key(location_, key));
   STOKER_TRY(staged.check_open(key));
-  STOKER_TRY(staged.check_chunk(chunk_bytes));
+  if (chunk_bytes != 0) STOKER_TRY(check_chunk_bytes(chunk_bytes));
   if (bytes > kObjectMax)
     return fail(Code::invalid_argument, "an object in a bucket has at most 5 TiB");
   if (!staged.upload.empty() || staged.pending > 0)
