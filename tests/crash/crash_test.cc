@@ -56,6 +56,14 @@ Status random_work(Recorder& run, std::mt19937_64& random, int steps) {
   return ::testing::AssertionSuccess();
 }
 
+// Room for ten chunks, on one volume or on two.
+LabOptions small_volumes(uint64_t seed) {
+  LabOptions options;
+  options.volumes = 1 + seed % 2;
+  options.capacity_bytes = 10 * 64 * kKiB;
+  return options;
+}
+
 // Power goes at a random transfer; on two volumes, at different moments. Then again, also while
 // recovering; five times in a row.
 TEST(PowerCut, AtAnyMomentOnAnyVolumeAgainAndAgain) {
@@ -69,10 +77,7 @@ TEST(PowerCut, AtAnyMomentOnAnyVolumeAgainAndAgain) {
       break;
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
-    LabOptions options;
-    options.volumes = 1 + seed % 2;
-    options.capacity_bytes = 10 * 64 * kKiB;
-    Lab lab(options, seed);
+    Lab lab(small_volumes(seed), seed);
     Timeline timeline = {std::make_shared<const Point>()};
     lab.blank();
     Admissible range{0, 0};
@@ -361,10 +366,7 @@ TEST(BadDisk, NeverReturnsWrongBytes) {
   for (uint64_t seed = 1; seed <= 80 * soak_factor; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
-    LabOptions options;
-    options.volumes = 1 + seed % 2;
-    options.capacity_bytes = 10 * 64 * kKiB;
-    Lab lab(options, seed);
+    Lab lab(small_volumes(seed), seed);
     Timeline timeline = {std::make_shared<const Point>()};
     lab.blank();
     auto store = lab.open();

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
+from scripts import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "bench/results/cache.json"
-spec = importlib.util.spec_from_file_location("bench_cache", ROOT / "bench/cache.py")
-bench = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bench)
+bench = load_script(ROOT / "bench/cache.py")
 
 
 def test_the_tables_in_docs_are_of_the_results(capsys):

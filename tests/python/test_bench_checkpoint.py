@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from scripts import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench/checkpoint.py"
 RESULT = ROOT / "bench/results/checkpoint.json"
-spec = importlib.util.spec_from_file_location("bench_checkpoint", SCRIPT)
-bench = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bench)
+bench = load_script(SCRIPT)
 
 
 def test_the_section_in_docs_is_of_the_results(capsys):

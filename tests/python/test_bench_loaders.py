@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 import subprocess
@@ -12,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "bench/loaders.py"
 RESULT = ROOT / "bench/results/loaders.json"
 
-spec = importlib.util.spec_from_file_location("bench_loaders", PROGRAM)
-assert spec is not None and spec.loader is not None
-bench = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bench)
+bench = load_script(PROGRAM)
 
 
 def test_the_page_holds_the_table_of_the_result(capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from scripts import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "bench/s3.py"
 RESULT = ROOT / "bench/results/s3.json"
 MIB = 1 << 20
 
-spec = importlib.util.spec_from_file_location("bench_s3", PROGRAM)
-assert spec is not None and spec.loader is not None
-bench = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(bench)
+bench = load_script(PROGRAM)
 
 
 def test_the_page_holds_the_table_of_the_result(capsys):

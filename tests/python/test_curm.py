@@ -94,26 +94,19 @@ def test_replay_compares_all_schemes_in_both_forms(traces, tmp_path):
     ) > 5 * 4 * len(SCHEMES)
 
 
+def on_files(folder: Path) -> list:
+    """Options of a replay on nine small nodes in files."""
+    sizes = {"--chunk": "64KiB", "--log": "1MiB", "--reserve": "16KiB", "--nodes": "9"}
+    return ["--mode", "files", "--dir", folder, *(each for pair in sizes.items() for each in pair)]
+
+
 def test_replay_on_files(tmp_path):
     trace = generated(tmp_path, "hm", requests=60)
-    where = (
-        "--dir",
-        tmp_path / "disk",
-        "--chunk",
-        "64KiB",
-        "--log",
-        "1MiB",
-        "--reserve",
-        "16KiB",
-        "--nodes",
-        "9",
-    )
+    where = on_files(tmp_path / "disk")
     done = run(
         "curm",
         "replay",
         trace,
-        "--mode",
-        "files",
         *where,
         "--scheme",
         "all",
@@ -148,8 +141,6 @@ def test_replay_on_files(tmp_path):
         "curm",
         "replay",
         trace,
-        "--mode",
-        "files",
         *where,
         "--scheme",
         "pl",
@@ -163,7 +154,7 @@ def test_replay_on_files(tmp_path):
         and kept.stdout.startswith("real files: 9 nodes that share this machine's disk")
     )
     assert (tmp_path / "disk" / "stoker-curm-replay" / "node0" / "head").exists()
-    assert "is there already" in refused(1, "curm", "replay", trace, "--mode", "files", *where)
+    assert "is there already" in refused(1, "curm", "replay", trace, *where)
 
 
 def test_reserves_are_for_hot_stripes_and_their_room_is_told(tmp_path):
@@ -232,20 +223,7 @@ def test_replay_prints_a_table(traces):
 
 def test_schemes_are_changed_in_use_on_files(tmp_path):
     trace = generated(tmp_path, "hm", requests=200)
-    where = (
-        "--mode",
-        "files",
-        "--dir",
-        tmp_path / "disk",
-        "--chunk",
-        "64KiB",
-        "--log",
-        "1MiB",
-        "--reserve",
-        "16KiB",
-        "--nodes",
-        "9",
-    )
+    where = on_files(tmp_path / "disk")
     done = run("curm", "replay", trace, *where, "--scheme", "switch", "--clients", "8", "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import struct
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +21,10 @@ from stoker.data.index import TAR, WHOLE, Index, read, write
 from stoker.data.indexing import build, of_objects
 from stoker.dataset.cli import main
 from stoker.errors import Corruption, InvalidArgument, Mismatch, NotFound
+from tars import tar_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/formats/data_index.md"
 SEED = 20261123
-
-
-def tar(samples: dict[str, dict[str, bytes]]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as file:
-        for name, parts in samples.items():
-            for extension, data in parts.items():
-                member = tarfile.TarInfo(f"{name}.{extension}")
-                member.size = len(data)
-                file.addfile(member, io.BytesIO(data))
-    return out.getvalue()
 
 
 @pytest.fixture
@@ -53,7 +41,7 @@ def shards(tmp_path):
             }
             for i in range(20)
         }
-        (folder / f"{shard}.tar").write_bytes(tar(samples))
+        (folder / f"{shard}.tar").write_bytes(tar_of(samples))
     return folder
 
 
@@ -153,7 +141,7 @@ def test_a_build_that_was_ended_goes_on(shards, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             build(store, found, TAR, out, None, stop_at_the_second)
         assert not out.exists() and len(list(tmp_path.glob("index.parts/*"))) == 2
-        (shards / "0.tar").write_bytes(tar({"new": {"txt": b"x"}}))  # changed meanwhile
+        (shards / "0.tar").write_bytes(tar_of({"new": {"txt": b"x"}}))  # changed meanwhile
         index = build(store, store.list(""), TAR, out, None, lambda each: None)
         assert len(index) == 41 and index.name(0) == "new"
         assert [index.name(i) for i in range(len(index))] == [
@@ -164,7 +152,7 @@ def test_a_build_that_was_ended_goes_on(shards, tmp_path):
 def test_changed_and_missing_objects_are_refused_by_name(shards, tmp_path):
     out = tmp_path / "index"
     assert main(["index", f"dir:{shards}", "--out", str(out)]) == 0
-    (shards / "2.tar").write_bytes(tar({"a": {"txt": b"x"}}))
+    (shards / "2.tar").write_bytes(tar_of({"a": {"txt": b"x"}}))
     with stoker.open_store(f"dir:{shards}") as store:
         with pytest.raises(Mismatch, match=r"2\.tar.*changed"):
             Indexed(store, out)
@@ -188,7 +176,7 @@ def test_opening_lists_the_folders_of_the_data_and_no_others(tmp_path):
     names = ["a/1.tar", "a/2.tar", "b/1.tar"]
     for name in [*names, "other/1", "other/2", "top"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(tar({"x": {"txt": b"x"}}))
+        (tmp_path / name).write_bytes(tar_of({"x": {"txt": b"x"}}))
     with stoker.open_store(f"dir:{tmp_path}") as store:
         listed = Listed(store)
         of_objects(store, [store.stat(name) for name in names], TAR).check(listed)

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from PIL import Image
 import stoker
 from stoker.data import Files, Jpeg, Loader, Mds, Tar
 from stoker.dataset.cli import main
+from tars import tar_of
 from test_data_mds import COLUMNS, edited, numbered, put
 
 SEED = 20261124
@@ -35,17 +35,6 @@ def zstd(data: bytes) -> bytes:
 
 
 PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}
-
-
-def tar_of(samples: dict[str, dict[str, bytes]]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for name, parts in samples.items():
-            for ending, data in parts.items():
-                info = tarfile.TarInfo(f"{name}.{ending}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return out.getvalue()
 
 
 def photograph(number: int, width: int, height: int) -> bytes:

@@ -17,6 +17,7 @@ import torch
 
 import reference
 from faults import ONE_THREAD
+from scripts import load_script
 
 transformers = pytest.importorskip("transformers")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -181,9 +182,7 @@ def test_finetuning_a_pretrained_model(tmp_path):
     assert "begins after step 2" in (rest := run("finetune.py", tmp_path, "--steps", 3))
     losses = [float(value) for value in re.findall(r"^step \d loss ([\d.]+)$", first + rest, re.M)]
 
-    spec = importlib.util.spec_from_file_location("finetune", EXAMPLES / "finetune.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = load_script(EXAMPLES / "finetune.py")
     folder = example.pretrained()
     control = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
     control.embeddings.requires_grad_(False)

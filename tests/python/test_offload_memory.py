@@ -3,7 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -19,12 +18,11 @@ from stoker.errors import OverBudget
 from stoker.offload.model.blocks import partition
 from stoker.offload.model.algorithm import Algorithm
 from stoker.offload.division.layout import divide
+from scripts import load_script
 
 HERE = os.path.dirname(__file__)
 ROOT = Path(__file__).resolve().parents[2]
-_spec = importlib.util.spec_from_file_location("bench_memory", ROOT / "bench/memory.py")
-memory = sys.modules["bench_memory"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(memory)
+memory = load_script(ROOT / "bench/memory.py")
 Case = memory.Case
 TITLE = "## Memory of the process (`bench/memory.py`, bench/results/memory.json)"
 QUICK = [

@@ -3,7 +3,6 @@ sentence, or in the right losses."""
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 import reference
 from faults import COMMAND, small_disk
+from scripts import load_script
 
 if not COMMAND.exists():
     pytest.skip(
@@ -18,11 +18,7 @@ if not COMMAND.exists():
         allow_module_level=True,
     )
 
-spec = importlib.util.spec_from_file_location(
-    "failures", Path(__file__).parents[2] / "bench" / "peers" / "failures.py"
-)
-failures = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(failures)
+failures = load_script(Path(__file__).parents[2] / "bench" / "peers" / "failures.py")
 
 LAYERS, HIDDEN, STEPS = 2, 64, 6
 

@@ -46,6 +46,14 @@ class Remote : public ::testing::Test {
     ASSERT_OK(client);
     client_ = std::move(*client);
   }
+  // The same over a store whose reads can be held.
+  HeldReads* start_held() {
+    auto held = std::make_unique<HeldReads>(std::move(inner_));
+    HeldReads* const reads = held.get();
+    inner_ = std::move(held);
+    start();
+    return reads;
+  }
   Result<std::unique_ptr<Store>> connect(bool read_only = false) {
     StoreOptions options;
     options.read_only = read_only;
@@ -109,10 +117,7 @@ TEST_F(Remote, AViewIsLentAndWhatIsWrittenToItStaysHere) {
 
 // All workers wait for the store. A block that is there is lent all the same.
 TEST_F(Remote, WhatIsThereWaitsForNoWorker) {
-  auto held = std::make_unique<HeldReads>(std::move(inner_));
-  HeldReads* const reads = held.get();
-  inner_ = std::move(held);
-  start();
+  HeldReads* const reads = start_held();
   const Bytes bytes = pattern(128 * kKiB, 1);
   ASSERT_OK(put(*inner_, "a", bytes));
   ASSERT_OK(put(*inner_, "b", pattern(16 * 64 * kKiB, 2)));
@@ -143,10 +148,7 @@ std::shared_ptr<remote::Link> link_of(const Store& client) {
 
 // And those of others, while it waits.
 TEST_F(Remote, WhoWaitsReceivesItsAnswer) {
-  auto held = std::make_unique<HeldReads>(std::move(inner_));
-  HeldReads* const reads = held.get();
-  inner_ = std::move(held);
-  start();
+  HeldReads* const reads = start_held();
   const Bytes bytes = pattern(128 * kKiB, 1);
   ASSERT_OK(put(*inner_, "a", bytes));
   const auto link = link_of(*client_);
@@ -175,10 +177,7 @@ TEST_F(Remote, WhoWaitsReceivesItsAnswer) {
 }
 
 TEST_F(Remote, AnAnswerIsReceivedWhenWhoWaitedForItIsGone) {
-  auto held = std::make_unique<HeldReads>(std::move(inner_));
-  HeldReads* const reads = held.get();
-  inner_ = std::move(held);
-  start();
+  HeldReads* const reads = start_held();
   const Bytes bytes = pattern(1000, 1);
   ASSERT_OK(put(*inner_, "a", bytes));
   const auto link = link_of(*client_);
