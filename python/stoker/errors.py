@@ -99,8 +99,8 @@ class Unavailable(StokerError, ConnectionError):
 
 
 class RankLost(StokerError, ConnectionError):
-    """Another process of a sharded run is gone, or somewhere else in its program. What all ranks
-    committed stands."""
+    """Another process of a sharded run ended, or its program went another way. Steps that all ranks
+    committed are kept: start all processes again, and resume."""
 
 
 @contextlib.contextmanager

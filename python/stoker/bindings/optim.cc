@@ -33,8 +33,9 @@ WeightType weight_type_of(std::string_view name) {
 // kernel would abort.
 void require(bool given, const char* plane) {
   if (!given)
-    throw nb::value_error(
-        (std::string("optim_update needs the plane '") + plane + "' with these settings").c_str());
+    throw nb::value_error((std::string("optim_update: the address of the plane '") + plane +
+                           "' is 0, and this algorithm, weight_type or moments needs it")
+                              .c_str());
 }
 
 void make_hyper(Hyper* self, std::string_view algorithm, double lr, uint64_t step, double beta1,

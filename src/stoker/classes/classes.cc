@@ -48,7 +48,7 @@ struct ClassTreeText {
 Result<ClassTree::Nodes> ClassTreeText::parse(const nlohmann::json& nodes,
                                               std::span<const std::string_view> names) {
   if (nodes.empty() || nodes.size() >= size_t{2} << kDepthMax)
-    return bad("it has " + std::to_string(nodes.size()) + " nodes, and 1 to 127 can be");
+    return bad("it has " + std::to_string(nodes.size()) + " nodes; 1 to 127 are allowed");
   ClassTree::Nodes parsed;
   std::vector<size_t> depth(nodes.size(), 0);
   for (size_t at = 0; at < nodes.size(); ++at) {
@@ -58,7 +58,9 @@ Result<ClassTree::Nodes> ClassTreeText::parse(const nlohmann::json& nodes,
     if (given.contains("class")) {
       const auto found =
           given["class"].is_string() ? class_of(given["class"].get<std::string>()) : std::nullopt;
-      if (!found) return bad("the class of node " + std::to_string(at) + " is none of ours");
+      if (!found)
+        return bad("the class of node " + std::to_string(at) +
+                   " is not one of read_only, write_only, read_write");
       node.leaf = *found;
     } else {
       const auto name = given.find("feature"), threshold = given.find("threshold"),
@@ -72,15 +74,18 @@ Result<ClassTree::Nodes> ClassTreeText::parse(const nlohmann::json& nodes,
                    " has neither a class nor feature, threshold, left and right");
       const auto found = std::find(names.begin(), names.end(), name->get<std::string>());
       if (found == names.end())
-        return bad("the feature of node " + std::to_string(at) + " is none of ours");
+        return bad("the feature of node " + std::to_string(at) + ", '" + name->get<std::string>() +
+                   "', is unknown");
       node.feature = static_cast<int16_t>(found - names.begin());
       node.threshold = threshold->get<float>();
       for (const auto& [child, to] :
            {std::pair{left->get<uint64_t>(), &node.left}, {right->get<uint64_t>(), &node.right}}) {
         if (child <= at || child >= nodes.size())
-          return bad("node " + std::to_string(at) + " leads to a node that is not behind it");
+          return bad("node " + std::to_string(at) + " has node " + std::to_string(child) +
+                     " as a child; a child stands behind its parent in the list");
         depth[child] = std::max(depth[child], depth[at] + 1);
-        if (depth[child] > kDepthMax) return bad("it is deeper than " + std::to_string(kDepthMax));
+        if (depth[child] > kDepthMax)
+          return bad("it is deeper than " + std::to_string(kDepthMax) + " levels");
         *to = static_cast<uint16_t>(child);
       }
     }

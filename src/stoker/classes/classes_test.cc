@@ -63,7 +63,7 @@ TEST(ClassTree, RefusesWhatIsNoTree) {
   EXPECT_THAT(refusal("[1]"), HasSubstr("not JSON with a list"));
   EXPECT_THAT(refusal(R"({"nodes": []})"), HasSubstr("0 nodes"));
   EXPECT_THAT(refusal(R"({"nodes": [7]})"), HasSubstr("node 0 is not an object"));
-  EXPECT_THAT(refusal(R"({"nodes": [{"class": "hot"}]})"), HasSubstr("none of ours"));
+  EXPECT_THAT(refusal(R"({"nodes": [{"class": "hot"}]})"), HasSubstr("not one of read_only"));
   EXPECT_THAT(refusal(
                   R"({"nodes": [{"feature": "size", "threshold": 1, "left": 1, "right": 1},
       {"class": "read_only"}]})"),
@@ -71,11 +71,11 @@ TEST(ClassTree, RefusesWhatIsNoTree) {
   EXPECT_THAT(refusal(
                   R"({"nodes": [{"feature": "read_share", "threshold": 1, "left": 0, "right": 1},
       {"class": "read_only"}]})"),
-              HasSubstr("not behind it"));
+              HasSubstr("a child stands behind"));
   EXPECT_THAT(refusal(
                   R"({"nodes": [{"feature": "read_share", "threshold": 1, "left": 1, "right": 9},
       {"class": "read_only"}]})"),
-              HasSubstr("not behind it"));
+              HasSubstr("a child stands behind"));
   EXPECT_THAT(refusal(
                   R"({"nodes": [{"feature": "read_share", "left": 1, "right": 1},
       {"class": "read_only"}]})"),

@@ -72,7 +72,10 @@ Result<std::unique_ptr<Arena>> Gpu::make_arena(uint64_t bytes, Budget& budget) {
   uint64_t raw = 0;
   const int error = cuda_.allocate(&raw, size + kIoAlign);
   if (error == kOutOfMemory)
-    return fail(Code::over_budget, "the GPU has not {} of free memory", human_bytes(size));
+    return fail(Code::over_budget,
+                "the GPU has less than the {} of free memory that are asked for: end other "
+                "processes that use it, or ask for less",
+                human_bytes(size));
   STOKER_TRY(check(error, "taking memory of the GPU"));
   // NOLINTNEXTLINE(performance-no-int-to-ptr): CUDA has its addresses as numbers
   auto* data = reinterpret_cast<std::byte*>(align_up(raw, kIoAlign));

@@ -99,16 +99,21 @@ Status Driver::start() {
 }
 
 Status Driver::check_capabilities() {
-  if (device_->read32(kStatus) == kGone) return driver_error(address_, ENODEV, "is not there");
+  if (device_->read32(kStatus) == kGone)
+    return driver_error(address_, ENODEV, "does not answer; check that it is plugged in");
   const uint64_t capabilities = device_->read64(kCapabilities);
   stride_ = size_t{4} << ((capabilities >> 32) & 0xF);
   ready_ns_ = std::max<uint64_t>(1, (capabilities >> 24) & 0xFF) * 500'000'000;
   if (((capabilities >> 48) & 0xF) != 0)
-    return driver_error(address_, EOPNOTSUPP, "has no pages of 4 KiB");
+    return driver_error(address_, EOPNOTSUPP, "does not support pages of 4 KiB; use another drive");
   if (((capabilities >> 37) & 1) == 0)
-    return driver_error(address_, EOPNOTSUPP, "has no commands of NVM namespaces");
+    return driver_error(address_, EOPNOTSUPP,
+                        "does not support the NVM command set; use another drive");
   if (kDoorbells + size_t{2} * (kLoudQueue + 1) * stride_ > device_->registers_bytes())
-    return driver_error(address_, EOPNOTSUPP, "has too few registers");
+    return driver_error(
+        address_, EOPNOTSUPP,
+        fmt::format("maps {} bytes of registers, too few for {} queues; use another drive",
+                    device_->registers_bytes(), kQuietQueue + 1));
   return {};
 }
 

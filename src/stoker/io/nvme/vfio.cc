@@ -136,7 +136,9 @@ Status VfioBus::take_group(int group, const std::string& what) {
     return device_error(errno, what, "its IOMMU group cannot be taken");
   if (ready_) return {};
   if (ioctl(fd_, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU) != 0)
-    return device_error(errno, what, "the IOMMU is not to be had; is it on (intel_iommu=on)?");
+    return device_error(errno, what,
+                        "the kernel gives no IOMMU; check that it is on in the firmware, and on "
+                        "Intel boot the kernel with intel_iommu=on");
   ready_ = true;
   return {};
 }

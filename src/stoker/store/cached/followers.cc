@@ -33,20 +33,23 @@ Result<std::unique_ptr<Follower>> Follower::make(Plan plan, const std::vector<Ob
   }
   for (const PlanRun& run : given.runs) {
     if (run.object >= objects.size())
-      return wrong("a plan names key " + std::to_string(run.object) + ", and has " +
-                   std::to_string(objects.size()) + " keys");
+      return wrong("a plan of reads refers to key " + std::to_string(run.object) +
+                   ", counted from 0, and lists " + std::to_string(objects.size()) + " keys");
     const uint64_t all = objects[run.object].bytes;
     const bool inside = run.items > 0 && run.bytes > 0 && run.offset <= all &&
                         run.bytes <= all - run.offset &&
                         (run.stride == 0 || run.items - 1 <= (all - run.offset) / run.stride) &&
                         (run.items - 1) * run.stride <= all - run.offset - run.bytes;
     if (!inside)
-      return wrong("a plan reads what '" + objects[run.object].key +
-                   "' has not, or nothing; its ranges must lie inside the object's " +
-                   std::to_string(all) + " bytes");
+      return wrong("a plan reads " + std::to_string(run.items) + " ranges of " +
+                   std::to_string(run.bytes) + " bytes, from byte " + std::to_string(run.offset) +
+                   " on, of '" + objects[run.object].key +
+                   "'; they must hold something and lie inside its " + std::to_string(all) +
+                   " bytes");
     if (run.items > kItemsMax - made->items_ ||
         run.bytes > (kNever - made->item_bytes_) / run.items)
-      return wrong("a plan has 2^40 items at most, and their bytes add up to less than 2^64");
+      return wrong(
+          "a plan of reads is too long: it has 2^40 items at most, of less than 2^64 bytes in all");
     made->items_ += run.items;
     made->item_bytes_ += run.items * run.bytes;
     made->ends_.push_back(made->items_);

@@ -12,7 +12,8 @@ namespace stoker::coded {
 namespace {
 
 Error failing(const std::string& path, const std::string& why) {
-  return fail(Code::io, "the shard '{}' cannot be brought up to date: {}", path, why);
+  return fail(Code::io, "the shard '{}' cannot be brought up to date and stays left out: {}", path,
+              why);
 }
 
 }  // namespace

@@ -172,7 +172,8 @@ Status Folding::take_memory() {
       const bool least = i == 0 && group.count == 1;
       auto grant = bytes <= share || least
                        ? parts_.budget.take(bytes, "folding in a coded store")
-                       : Result<Grant>(fail(Code::over_budget, "too much of the cap for a fold"));
+                       : Result<Grant>(fail(Code::over_budget,
+                                            "a fold takes a share of the memory cap only"));
       if (grant) {
         group.grant = std::move(*grant);
         share -= std::min(share, bytes);

@@ -14,7 +14,8 @@ namespace {
 constexpr size_t kJoinedAtOnce = 256;
 
 Error failing(const std::string& path, const std::string& why) {
-  return fail(Code::io, "the shard '{}' cannot be brought up to date: {}", path, why);
+  return fail(Code::io, "the shard '{}' cannot be brought up to date and stays left out: {}", path,
+              why);
 }
 
 }  // namespace

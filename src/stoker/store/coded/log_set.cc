@@ -13,7 +13,8 @@ namespace {
 constexpr size_t kImagePiece = 256 * kKiB;
 
 Error failing(const std::string& path, const std::string& why, Code code = Code::io) {
-  return fail(code, "the shard '{}' cannot be brought up to date: {}", path, why);
+  return fail(code, "the shard '{}' cannot be brought up to date and stays left out: {}", path,
+              why);
 }
 
 uint64_t random_generation() {
@@ -259,7 +260,8 @@ Status LogSet::append_settled(size_t shard, const std::vector<std::pair<StripePt
                 memory[i - first].span());
     }
     if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), kReserve))
-      return failing(each.path, "its log is full", Code::out_of_space);
+      return failing(each.path, "its log has no room for the updates that are not folded yet",
+                     Code::out_of_space);
     const LogFrame made = each.log->append(frame);
     ShardBatch batch(shards_, Priority::scrub);
     batch.write(shard, made.offset, made.bytes.slice());

@@ -277,9 +277,10 @@ Status Reader::fetch_from_logs(std::vector<Run> left, Priority priority) {
   if (left.empty()) return {};
   const Run& run = left.front();
   return fail(Code::corruption,
-              "block {} of chunk {} of stripe {} is intact in no log of a live shard: bring "
-              "missing disks back, or restore the object from a copy",
-              run.first, run.chunk, run.stripe->id);
+              "an update of block {} in chunk {} of stripe {} of {} cannot be read: its copy is "
+              "intact on no "
+              "shard that is present. Bring missing disks back, or restore the object from a copy",
+              run.first, run.chunk, run.stripe->id, map_.name());
 }
 
 Result<AlignedBytes> Reader::read_val(const StripePtr& stripe, const ValRef& val, size_t index,

@@ -84,8 +84,9 @@ uint64_t RowReads::finish(const codec::ErasureCode& code) {
     }
     all_[i].status =
         fail(Code::corruption,
-             "row {} of stripe {} has only {} intact blocks of the {} it needs: bring missing "
-             "disks back, or restore the object from a copy",
+             "row {} of stripe {} cannot be decoded: {} of its blocks are intact, and it takes {}. "
+             "Bring "
+             "missing disks back, or restore the object from a copy",
              all_[i].first + *done.lost, all_[i].stripe->id, sets_[i].there(*done.lost), shape_.k);
   }
   return decoded;

@@ -278,7 +278,11 @@ Status Recovery::restore_reserve() {
     const auto folded = folder_.step({kFoldAtOnce});
     if (folded) STOKER_TRY(joining_.checkpoint());
     if (!folded || *folded == 0) {
-      log().warn("the logs of the coded store are nearly full and cannot be folded");
+      log().warn(
+          "the logs of {} have {} free segments of the {} that opening keeps free, and a fold "
+          "frees none: {}",
+          map_.name(), logs_.free_segments(), LogSet::kReserve,
+          folded ? "nothing is left to fold" : folded.error().what);
       return {};
     }
   }

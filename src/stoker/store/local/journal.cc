@@ -93,7 +93,9 @@ Status FrameReader::apply(std::span<const std::byte> payload) {
       freed_.clear();
       return map_.apply(items, freed_);
   }
-  return fail(Code::corruption, "the journal holds a frame out of its order");
+  return fail(Code::corruption,
+              "the journal is damaged: a frame of kind {} stands where none of that kind can",
+              static_cast<unsigned>(kind));
 }
 
 Error opening_error(const Error& error, const std::string& path) {

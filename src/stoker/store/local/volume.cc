@@ -49,7 +49,8 @@ VolumeSet::~VolumeSet() {
 Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& loop,
                                   const StoreOptions& options, const LocalOptions& local) {
   if (paths.empty() || paths.size() > kVolumesMax)
-    return fail(Code::invalid_argument, "a store has 1 to 64 volumes");
+    return fail(Code::invalid_argument, "a local store has 1 to {} volumes, not {}", kVolumesMax,
+                paths.size());
   if (options.create) STOKER_TRY(check_chunk_bytes(options.chunk_bytes));
   const auto& weights = options.volume_weights;
   if (!weights.empty() && (weights.size() != paths.size() ||
@@ -57,9 +58,10 @@ Result<VolumeSet> VolumeSet::open(const std::vector<std::string>& paths, Loop& l
                              return std::isfinite(weight) && weight > 0;
                            }))) {
     return fail(Code::invalid_argument,
-                "the room of a store is shared out by one weight for each of its {} volumes, a "
-                "number above zero",
-                paths.size());
+                "the store has {} volumes and takes one weight for each, a finite number above 0; "
+                "{} weights "
+                "were given",
+                paths.size(), weights.size());
   }
   const Geometry geometry{options.capacity_bytes, options.objects_max, options.chunk_bytes,
                           local.area_bytes, weights};

@@ -37,7 +37,7 @@ Result<std::string> decode(const std::string& composition, std::string_view text
         i + 3 <= text.size() ? std::from_chars(text.data() + i + 1, text.data() + i + 3, value, 16)
                              : std::from_chars_result{nullptr, std::errc::invalid_argument};
     if (error != std::errc() || end != text.data() + i + 3)
-      return bad(composition, "'%' stands before two hexadecimal digits, or is written %25");
+      return bad(composition, "two hexadecimal digits must follow each %; write a plain % as %25");
     out += static_cast<char>(static_cast<unsigned char>(value));
     i += 2;
   }
@@ -54,10 +54,12 @@ Status set_option(const std::string& composition, Location& location, std::strin
     if (!is_region(value)) return bad(composition, "'" + value + "' is not a region");
     location.region = value;
   } else if (name == "style") {
-    if (value != "path" && value != "host") return bad(composition, "style is path or host");
+    if (value != "path" && value != "host")
+      return bad(composition, "style= must be path or host, not '" + value + "'");
     location.style = value == "path" ? Style::path : Style::host;
   } else if (name == "anon") {
-    if (value != "0" && value != "1") return bad(composition, "anon is 0 or 1");
+    if (value != "0" && value != "1")
+      return bad(composition, "anon= must be 0 or 1, not '" + value + "'");
     location.anonymous = value == "1";
   } else if (name == "ca") {
     location.ca_file = value;
@@ -65,10 +67,12 @@ Status set_option(const std::string& composition, Location& location, std::strin
     const auto [end, error] =
         std::from_chars(value.data(), value.data() + value.size(), location.patience_s);
     if (error != std::errc() || end != value.data() + value.size() || location.patience_s > 86'400)
-      return bad(composition, "patience is a number of seconds");
+      return bad(composition,
+                 "patience= must be a number of seconds up to 86400, not '" + value + "'");
   } else {
-    return bad(composition, "there is not an option '" + std::string(name) +
-                                "'; there are endpoint, region, style, anon, ca and patience");
+    return bad(composition,
+               "the option '" + std::string(name) +
+                   "' is unknown; the options are endpoint, region, style, anon, ca and patience");
   }
   return {};
 }
@@ -83,15 +87,15 @@ Result<Endpoint> parse_endpoint(const std::string& url) {
   else if (rest.starts_with("http://"))
     rest.remove_prefix(7), endpoint.tls = false;
   else
-    return fail(Code::invalid_argument, "the endpoint begins with http:// or https://");
+    return fail(Code::invalid_argument, "the endpoint must begin with http:// or https://");
   if (rest.ends_with('/')) rest.remove_suffix(1);
   if (rest.find('@') != std::string_view::npos)
-    return fail(
-        Code::invalid_argument,
-        "the endpoint holds no user: credentials come from the environment or the shared files");
+    return fail(Code::invalid_argument,
+                "the endpoint must not hold a user: credentials come from the environment or the "
+                "shared files");
   if (!is_word(rest, ".-_:[]"))
     return fail(Code::invalid_argument,
-                "the endpoint is a host, perhaps with a port, and nothing behind it");
+                "the endpoint must be a host, with a port or without, and nothing after it");
   endpoint.host = rest;
   std::transform(endpoint.host.begin(), endpoint.host.end(), endpoint.host.begin(),
                  [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
@@ -103,7 +107,7 @@ Result<Endpoint> parse_endpoint(const std::string& url) {
     const auto parsed = std::from_chars(endpoint.host.data() + colon + 1, end, port);
     if (parsed.ec != std::errc() || parsed.ptr != end || port == 0 || port > 65'535)
       return fail(Code::invalid_argument,
-                  "the endpoint's port is not a number from 1 to 65535; an IPv6 address stands in "
+                  "the endpoint's port is not a number from 1 to 65535; write an IPv6 address in "
                   "brackets");
   }
   // As the library sends it in "Host", which is signed.
@@ -146,7 +150,7 @@ std::string Location::composition() const {
 
 Result<Location> parse_location(const std::string& composition) {
   std::string_view rest = composition;
-  if (!rest.starts_with("s3://")) return bad(composition, "it begins with s3://");
+  if (!rest.starts_with("s3://")) return bad(composition, "it must begin with s3://");
   rest.remove_prefix(5);
   Location location;
   std::string_view options;
@@ -158,7 +162,7 @@ Result<Location> parse_location(const std::string& composition) {
   location.bucket = rest.substr(0, slash);
   if (!is_word(location.bucket, ".-_") || location.bucket.size() > 255 ||
       location.bucket.find("..") != std::string::npos)
-    return bad(composition, "the name of the bucket is missing, or is none");
+    return bad(composition, "'" + location.bucket + "' is not the name of a bucket");
   if (slash != std::string_view::npos) {
     STOKER_ASSIGN(location.prefix, decode(composition, rest.substr(slash + 1)));
     while (location.prefix.ends_with('/')) location.prefix.pop_back();

@@ -133,8 +133,10 @@ Result<ObjectInfo> S3Store::head(std::string_view key, std::string* attempt) con
   const auto bytes = number(reply.answer.header("content-length"));
   const std::string tag = tag_of_etag(reply.answer.header("etag"));
   if (!bytes || tag.empty())
-    return fail(Code::io, "the server does not say the length or the ETag of '{}' in the {}", key,
-                client_->where());
+    return fail(Code::io,
+                "the answer to HEAD for '{}' in the {} lacks content-length or ETag: the server, "
+                "or a proxy before it, does not do as S3 does",
+                key, client_->where());
   if (attempt != nullptr) *attempt = reply.answer.header(kAttemptHeader);
   ObjectInfo info;
   info.key = key;
