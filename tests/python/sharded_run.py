@@ -308,6 +308,22 @@ def offload_load(tell, rank, world, store, run, steps=3, **options) -> None:
         opt.close()
 
 
+def goes_back(tell, rank, world, store, run, to=None, victim=None, saves=1) -> None:
+    """Opens at the checkpoint of step `to` (None: as restore= decides), goes on for `saves` steps,
+    and saves each. With a `victim` that rank is killed when the others may commit the restore."""
+    if rank == victim:
+        dies_in_restore(tell, rank, world, store, run, victim, to)
+    with stoker.Checkpoints(store, keep=9) as ckpt:
+        which = ckpt if to is None else ckpt.at(to)
+        model, opt = offloaded(world, run, checkpoints=ckpt, restore=which, seed=1)
+        at, lineage = opt.step_count, opt._session.record.lineage
+        for step in range(at, at + saves):
+            trained(model, opt, range(step, step + 1))
+            ckpt.save(step + 1, model=model, optimizer=opt).wait()
+        tell(at=at, run=lineage.run, left=lineage.left)
+        opt.close()
+
+
 def blind(tell, rank, world, store, run) -> None:
     """Goes on from stores with newer steps; rank 1 can read no checkpoint."""
     with stoker.Checkpoints(store) as ckpt:
@@ -331,7 +347,7 @@ def lost_store(tell, rank, world, store, run) -> None:
     with stoker.Checkpoints(store) as ckpt:
         model, opt = offloaded(world, run, restore=ckpt, seed=1)
         logging.getLogger("stoker").removeHandler(handler)
-        now, step, name = all_of(model, opt), opt.step_count, opt._session.record.run
+        now, step, name = all_of(model, opt), opt.step_count, opt._session.record.lineage.run
         losses = trained(model, opt, range(3, 5))
         said = [each for each in said if "finds no run" in each]
         tell(digests=now, losses=losses, step=step, run=name, said=said)
@@ -494,7 +510,7 @@ def saves_alone(tell, rank, world, store, again) -> None:
     open(f"{store}-heard", "w").close()
 
 
-def dies_in_restore(tell, rank, world, store, run, victim) -> None:
+def dies_in_restore(tell, rank, world, store, run, victim, to=None) -> None:
     """All ranks but `victim`, which is killed, fill their stores from the checkpoint."""
     if rank == victim:
         stage = Divided.stage
@@ -506,4 +522,4 @@ def dies_in_restore(tell, rank, world, store, run, victim) -> None:
 
         Divided.stage = staged
     with stoker.Checkpoints(store) as ckpt:
-        offloaded(world, run, restore=ckpt, seed=1)
+        offloaded(world, run, restore=ckpt if to is None else ckpt.at(to), seed=1)

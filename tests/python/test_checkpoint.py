@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import shutil
 import threading
 import warnings
 from pathlib import Path
@@ -812,7 +813,7 @@ def test_a_step_is_that_of_the_run_whatever_save_was_given(folder, tmp_path):
 def test_a_newer_step_of_another_run_is_not_taken_for_this_one(folder, tmp_path, caplog):
     with checkpoints(folder) as ckpt:
         model, opt = small_run(tmp_path / "first")
-        run = opt._session.record.run
+        run = opt._session.record.lineage.run
         small_steps(model, opt, 2)
         ckpt.save(2, optimizer=opt).wait()
         opt.close()
@@ -823,7 +824,7 @@ def test_a_newer_step_of_another_run_is_not_taken_for_this_one(folder, tmp_path,
         opt.close()
         model, opt = small_run(tmp_path / "newer")
         small_steps(model, opt, 3)
-        expected, another = copied(model), opt._session.record.run
+        expected, another = copied(model), opt._session.record.lineage.run
         opt.close()
         for which in (ckpt, ckpt.at(2)):
             with pytest.raises(errors.Mismatch, match="another run.*leave out restore=") as caught:
@@ -833,7 +834,9 @@ def test_a_newer_step_of_another_run_is_not_taken_for_this_one(folder, tmp_path,
         assert_same(model, expected)
         opt.close()
         model, opt = small_run(tmp_path / "empty", restore=ckpt)
-        assert opt._session.record.run == run  # a lineage: what is newer here is of this run
+        assert (
+            opt._session.record.lineage.run == run
+        )  # a lineage: what is newer here is of this run
         small_steps(model, opt, 1)
         opt.close()
         model, opt = small_run(tmp_path / "empty", restore=ckpt)
@@ -841,12 +844,77 @@ def test_a_newer_step_of_another_run_is_not_taken_for_this_one(folder, tmp_path,
         opt.close()
         assert "restore= replaced" not in caplog.text
         model, opt = small_run(tmp_path / "other", restore=ckpt)  # it is older
-        assert opt.step_count == 2 and opt._session.record.run == run
+        assert opt.step_count == 2 and opt._session.record.lineage.run == run
         assert "restore= replaced step 1 in" in caplog.text
         opt.close()
         model, opt = small_run(tmp_path / "empty", restore=ckpt.at(2))
         assert opt.step_count == 2 and "restore= replaced step 3 in" in caplog.text
         opt.close()
+
+
+@pytest.mark.parametrize("how", ["a checkpoint", "a snapshot"])
+def test_steps_that_a_run_went_back_from_win_only_by_their_number(folder, tmp_path, how):
+    with checkpoints(folder, keep=9) as ckpt:
+        model, opt = small_run(tmp_path / "run")
+        first = opt._session.record.lineage.run
+        small_steps(model, opt, 2)
+        reference = opt.state_dict()
+        opt.snapshot()
+        ckpt.save(2, optimizer=opt).wait()
+        small_steps(model, opt, 2)
+        ckpt.save(4, optimizer=opt).wait()
+        if how == "a snapshot":
+            opt.load_state_dict(reference)
+        else:
+            opt.close()
+            model, opt = small_run(tmp_path / "run", restore=ckpt.at(2))
+        lineage = opt._session.record.lineage
+        assert opt.step_count == 2 and lineage.run != first and lineage.left == {first: 2}
+        small_steps(model, opt, 1)
+        expected = copied(model)
+        opt.close()
+        model, opt = small_run(tmp_path / "run", restore=ckpt)  # nothing was saved since
+        assert opt.step_count == 3 and opt._session.record.lineage == lineage
+        assert_same(model, expected)
+        ckpt.save(3, optimizer=opt).wait()
+        opt.close()
+        for store in ("run", "empty"):
+            model, opt = small_run(tmp_path / store, restore=ckpt)
+            assert opt.step_count == 3 and opt._session.record.lineage == lineage
+            assert_same(model, expected)
+            opt.close()
+        model, opt = small_run(tmp_path / "empty", restore=ckpt.at(4))  # its number names it
+        assert opt.step_count == 4
+        assert opt._session.record.lineage.left == {lineage.run: 0, first: 4}
+        opt.close()
+        model, opt = small_run(tmp_path / "empty", restore=ckpt)  # and it is left, as well
+        assert opt.step_count == 4
+        opt.close()
+
+
+def test_a_store_that_lacks_the_way_back_is_brought_along_or_refused(folder, tmp_path):
+    """A run went back elsewhere. What this store has of the steps that were given up is not lost in
+    silence."""
+    with checkpoints(folder, keep=9) as ckpt:
+        model, opt = small_run(tmp_path / "here")
+        small_steps(model, opt, 1)
+        opt.close()
+        shutil.copytree(tmp_path / "here", tmp_path / "older")
+        model, opt = small_run(tmp_path / "here", resume=True)
+        small_steps(model, opt, 1)
+        ckpt.save(2, optimizer=opt).wait()
+        small_steps(model, opt, 2)
+        opt.close()
+        model, opt = small_run(tmp_path / "there", restore=ckpt.at(2))
+        small_steps(model, opt, 1)
+        ckpt.save(3, optimizer=opt).wait()
+        opt.close()
+        with pytest.raises(errors.Mismatch, match="holds step 4 .*which went back to step 2 of it"):
+            small_run(tmp_path / "here", restore=ckpt)
+        for store, which in (("older", ckpt), ("here", ckpt.at(3))):
+            model, opt = small_run(tmp_path / store, restore=which)
+            assert opt.step_count == 3
+            opt.close()
 
 
 def test_two_checkpoints_of_one_run_do_not_take_each_others_step(folder, tmp_path, monkeypatch):

@@ -455,7 +455,7 @@ def holds(
         "restored": restored is not None,
         "timelines": timelines | ({str(step): restored} if restored else {}),
         "before": {str(each): timeline for each in agreed},
-        "run_before": run_before or run,
+        "before_that": {"run": run_before or run},
     }
 
 

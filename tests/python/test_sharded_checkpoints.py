@@ -349,6 +349,27 @@ def test_one_lost_store_takes_all_ranks_back_to_the_checkpoint(tmp_path, dies):
     assert line["step"] == 5  # all have newer steps again: these win
 
 
+@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=SOAK)])
+def test_ranks_that_went_back_never_return_by_themselves(tmp_path, dies):
+    """Not after a restore that was cut off halfway, nor where a rank lost its store later."""
+    given = {"store": tmp_path / "ckpt", "run": tmp_path / "run"}
+    run = ran(tmp_path, 2, sharded_run.goes_back, saves=3, **given)[0][0]["run"]
+    if dies:
+        group = Group(tmp_path, 2, sharded_run.goes_back, to=1, victim=1, **given)
+        assert group.finish()[0][-1]["error"] == "RankLost" and group.codes() == [1, -9]
+    told = ran(tmp_path, 2, sharded_run.goes_back, to=1, saves=0, **given)
+    for (line,) in told:
+        assert line["at"] == 1 and line["run"] == told[0][0]["run"] != run
+        assert line["left"] == {run: 1}
+    shutil.rmtree(tmp_path / "run" / "rank-1")
+    for (line,) in ran(tmp_path, 2, sharded_run.goes_back, **given):  # the newest saved is step 3
+        assert line["at"] == 1 and line["left"] == {told[0][0]["run"]: 0, run: 1}
+    given["run"] = tmp_path / "new"
+    if dies:
+        (line,) = ran(tmp_path, 2, sharded_run.goes_back, **given)[0]
+        assert line["at"] == 2 and run in line["left"]
+
+
 def test_the_number_of_a_save_is_not_the_step_of_its_run(tmp_path):
     """save() takes any number: that of an epoch, say. Ranks agree on the run's own count."""
     given = {"store": tmp_path / "ckpt", "run": tmp_path / "run"}

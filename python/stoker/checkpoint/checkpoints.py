@@ -57,6 +57,7 @@ from stoker.errors import (
     Unsupported,
 )
 from stoker.offload.storage import record
+from stoker.offload.storage.lineage import Lineage, fresh_name
 from stoker.offload.model.blocks import Block
 from stoker.offload.ranks.agreement import Agreement
 from stoker.offload.ranks.ranks import Ranks, sharded_modules
@@ -552,14 +553,12 @@ class Checkpoints:
             return
         first = self._tiers[0]
         newest = max(first.names(), default=name)
-        if newest.step > name.step:
+        if newest > name:
             self._told = True
             log.warning(
-                "%s holds step %d, which is newer than step %d of this run: restore() will take "
-                "it. Remove newer ones (stoker ckpt rm %s --after %d), or save to another folder",
-                first.composition,
-                newest.step,
-                name.step,
+                "another program put %s into %s, and it counts as newer than step %d of this run: "
+                "restore() will take it. Remove it (stoker ckpt rm), or save to another folder",
+                newest,
                 first.composition,
                 name.step,
             )
@@ -932,24 +931,24 @@ class Checkpoints:
         self._check_open()
         if agreement is not None:
             return self._fill_together(store, blocks, agreement, step)
-        there, begin = planes.step_in(store), time.monotonic()
+        held, begin, named = planes.held_in(store), time.monotonic(), step is not None
         for reader in self.readers(step):
             self._learn(reader, 0.0)
             planes.check_not_another(reader, store, blocks)
             told = planes.told_of(reader)
-            planes.check_same_run(told, store)
-            if step is None and there is not None and there >= told.step:
+            if not planes.takes(held, told, named, store):
                 return False
+            lineage = planes.lineage_after(held, told, named, fresh_name())
             if divided := is_divided(reader):
                 run = Divided(reader, blocks, None)
             else:
                 planes.check_model(reader, blocks)
             try:
                 if divided:
-                    run.stage(store, self._ring.plane).commit("durable").wait()
+                    run.stage(store, self._ring.plane, lineage).commit("durable").wait()
                 else:
-                    planes.write_run(reader, store, self._ring.plane)
-                planes.tell_replaced(there, told, store)
+                    planes.write_run(reader, store, self._ring.plane, lineage)
+                planes.tell_replaced(held, told, store)
                 self._pace.restart = time.monotonic() - begin
                 return True
             except (Corruption, NotFound) as error:
@@ -962,30 +961,35 @@ class Checkpoints:
     ) -> bool:
         """Each rank fills its own store, all of them from one checkpoint."""
         line = agreement.ranks
-        readers, leads = self.readers(step), line.rank == 0
-        there, begin = planes.step_in(store), time.monotonic()
+        readers, leads, named = self.readers(step), line.rank == 0, step is not None
+        held, begin, lost = planes.held_in(store), time.monotonic(), agreement.lost
+        # All ranks must decide alike. Unless one is lost the stores are at one step.
+        common = held if lost is None else planes.Held(lost.step, lost.lineage)
         passed: str | None = None
         while True:
             found = line.guard("restore", lambda: next(readers, None)) if leads else None
-            mine = line.guard("restore", lambda: planes.told_of(found)) if found else None
+            mine = line.guard("restore", lambda: _said_of(found)) if found else None
             name, said = self._agreed(line, step, found, mine)
             if name is None:
                 self._none_for_all(line, step, passed)
-                if agreement.lost is not None:
-                    raise Mismatch(str(agreement.lost))
+                if lost is not None:
+                    raise Mismatch(str(lost))
                 return False
-            told = planes.Told(*said)
-            line.guard("restored", lambda told=told: planes.check_same_run(told, store))
-            # Unless one is lost the stores are at one step: all ranks decide alike, before any of
-            # them reads what it may not need.
-            if step is None and there is not None and there >= told.step and not agreement.lost:
+            told = planes.Told(said[0], Lineage(*said[1]), said[2])
+            decide = lambda told=told: planes.takes(common, told, named, store)
+            # before any of them reads what it may not need
+            if not line.guard("restored", decide) and lost is None:
                 return False
+            if not named and planes.is_abandoned(common, told):
+                passed = f"{told.where} is of a step that the run went back from"
+                continue
+            lineage = planes.lineage_after(common, told, named, agreement.fresh)
             txn = error = None
             try:
                 reader = found or self._reader_of(Name.of(name), line.rank)
                 run = Divided(reader, blocks, agreement)
                 planes.check_not_another(reader, store, blocks)
-                txn = run.stage(store, self._ring.plane)
+                txn = run.stage(store, self._ring.plane, lineage)
             except (Corruption, NotFound) as caught:
                 error = caught
             except BaseException as caught:
@@ -999,12 +1003,12 @@ class Checkpoints:
                 raise
             if not any(errors):
                 txn.commit("durable").wait()
-                agreement.restored(told.step, told.run)
-                planes.tell_replaced(there, told, store)
-                if agreement.lost is not None and leads:
+                agreement.restored(told.step, lineage.run)
+                planes.tell_replaced(held, told, store)
+                if lost is not None and leads:
                     log.warning(
                         "%s All ranks go back to step %d, from %s",
-                        *(agreement.lost.sentence, told.step, reader.where),
+                        *(lost.sentence, told.step, reader.where),
                     )
                 self._learn(reader, 0.0)
                 self._pace.restart = time.monotonic() - begin
@@ -1145,6 +1149,12 @@ def _tied_once(
                     " model has them tied; make the model without the tie"
                 )
     return kept
+
+
+def _said_of(reader: Reader) -> list[Any]:
+    """What other ranks are told of a run; they make a planes.Told of it."""
+    told = planes.told_of(reader)
+    return [told.step, [told.lineage.run, told.lineage.left], told.where]
 
 
 def _some(names: list[str]) -> str:

@@ -24,6 +24,7 @@ from stoker.offload.model.blocks import Block, Param, Unit, signature
 from stoker.offload.model.moments import moments_of
 from stoker.offload.ranks.agreement import Agreement
 from stoker.offload.storage import record
+from stoker.offload.storage.lineage import Lineage
 from stoker.offload.storage.planes import put
 from stoker.offload.storage.record import META_MODEL, META_STATE
 
@@ -156,12 +157,12 @@ class Divided:
 
     # -- into a store ------------------------------------------------------------------------------
 
-    def stage(self, store: Any, buffer: Buffer) -> Any:
+    def stage(self, store: Any, buffer: Buffer, lineage: Lineage) -> Any:
         """A transaction that makes the store what the run was at that step."""
         txn = store.begin()
         try:
             try:
-                self._stage(store, txn, buffer)
+                self._stage(store, txn, buffer, lineage)
             except _BROKEN as error:
                 raise self._breaks(error) from error
         except BaseException:
@@ -169,7 +170,7 @@ class Divided:
             raise
         return txn
 
-    def _stage(self, store: Any, txn: Any, buffer: Buffer) -> None:
+    def _stage(self, store: Any, txn: Any, buffer: Buffer, lineage: Lineage) -> None:
         wanted = self._sizes()
         for each in store.list():
             if each["key"] not in wanted:
@@ -190,10 +191,10 @@ class Divided:
         model.pop("ranks", None)
         for of_ranks in ("timeline", "restored"):
             state.pop(of_ranks, None)
-        model |= record.encode(signature(self._blocks))
+        model |= record.encode(signature(self._blocks)) | lineage.members()
         if self._agreement is not None:
             model |= {"ranks": self._agreement.signature()}
-            model["run"] = model.get("run") or self._agreement.run
+            model["run"] = lineage.run or self._agreement.run
             state |= {"timeline": self._agreement.timeline, "restored": True}
         for key, said in ((META_MODEL, model), (META_STATE, state)):
             put(txn, key, json.dumps(said, separators=(",", ":")).encode())

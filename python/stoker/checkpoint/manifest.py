@@ -36,13 +36,17 @@ _MAGIC, _MAGIC_REDUCED = b"STKCHUNK", b"STKREDUC"
 WIDTHS = (0, 1, 2, 4, 8)  # of an element; 0: the chunk lies there as it is
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Name:
-    """A folder's name. They sort as readers prefer them."""
+    """A folder's name. They sort by when they were saved: a run that went back saves lower steps
+    later, and these count."""
 
     step: int
     attempt: int
     id: str
+
+    def __lt__(self, other: Name) -> bool:
+        return (self.attempt, self.step, self.id) < (other.attempt, other.step, other.id)
 
     def __str__(self) -> str:
         return f"step-{self.step:06}-{self.attempt:06}-{self.id}"

@@ -15,6 +15,7 @@ from stoker.checkpoint.state import plain
 from stoker.checkpoint.workspace import Buffer
 from stoker.errors import Corruption, Mismatch, NotFound
 from stoker.offload.storage import record
+from stoker.offload.storage.lineage import Lineage
 from stoker.offload.model.blocks import Block, difference, signature
 from stoker.offload.storage.planes import put
 from stoker.offload.storage.record import META_MODEL, META_STATE
@@ -44,15 +45,23 @@ class Told(NamedTuple):
     """What a restore has to know of the run in a checkpoint before it reads more of it."""
 
     step: int  # as the run counts: save() takes any number
-    run: str | None  # its identity; None: it was made before this was noted
+    lineage: Lineage
     where: str
+
+
+class Held(NamedTuple):
+    """The run in a store."""
+
+    step: int
+    lineage: Lineage
 
 
 def told_of(reader: Reader) -> Told:
     run = run_in(reader)
     try:
         share = run.get("ranks", [run])[0]
-        return Told(int(share["state"]["step"]), share["model"].get("run"), reader.where)
+        lineage = Lineage.of(record.decode(share["model"]))
+        return Told(int(share["state"]["step"]), lineage, reader.where)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         where = reader.where
         raise Corruption(
@@ -60,31 +69,54 @@ def told_of(reader: Reader) -> Told:
         ) from error
 
 
-def tell_replaced(there: int | None, told: Told, store: Any) -> None:
+def tell_replaced(held: Held | None, told: Told, store: Any) -> None:
     """Into the log, when the store has the step of the checkpoint."""
-    if there:
+    if held is not None and held.step:
         log.warning(
             "restore= replaced step %d in %s by step %d, from %s",
-            *(there, _place(store), told.step, told.where),
+            *(held.step, _place(store), told.step, told.where),
         )
 
 
-def check_same_run(told: Told, store: Any) -> None:
-    """Mismatch where the store holds a step of another run that is as new as the checkpoint's:
-    neither can stand for the other. An older one is replaced."""
-    try:
-        mine = record.load(store.read_bytes(META_MODEL)).get("run")
-    except NotFound:
-        return
-    given, theirs, where = told
-    there = step_in(store)
-    if mine is None or theirs is None or mine == theirs or there < given:
-        return
+def takes(held: Held | None, told: Told, named: bool, store: Any) -> bool:
+    """Whether a store takes the checkpoint's step in the place of what it holds. `named`: the user
+    gave the number of that step. Mismatch where neither can stand for the other."""
+    if held is None:
+        return True
+    mine, theirs = held.lineage, told.lineage
+    if None in (mine.run, theirs.run) or mine.run == theirs.run:
+        return named or told.step > held.step
+    if theirs.run in mine.left:  # the store went back since
+        return named
+    if mine.run in theirs.left:
+        if named or held.step <= theirs.left[mine.run]:
+            return True
+        why = f"which went back to step {theirs.left[mine.run]} of it"
+    elif told.step > held.step:
+        return True
+    else:
+        why = "another run"
     raise Mismatch(
-        f"{_place(store)} holds step {there} of run {mine}, and {where} is step {given} of"
-        f" another run, {theirs}. To go on with the store, leave out restore= and pass"
+        f"{_place(store)} holds step {held.step} of run {mine.run}, and {told.where} is step"
+        f" {told.step} of {theirs.run}, {why}. To go on with the store, leave out restore= and pass"
         " resume=True. To go on from the checkpoint, give an empty store"
     )
+
+
+def is_abandoned(held: Held | None, told: Told) -> bool:
+    """Whether the run in the store went back to a step before the checkpoint's."""
+    if held is None or told.lineage.run not in held.lineage.left:
+        return False
+    return told.step > held.lineage.left[told.lineage.run]
+
+
+def lineage_after(held: Held | None, told: Told, named: bool, fresh: str) -> Lineage:
+    """Of a store that takes the step. `fresh`: a name that no run has. Another run begins where
+    steps that were saved are abandoned, or may be."""
+    mine = held.lineage if held is not None else Lineage()
+    if named or told.lineage.run in mine.left:
+        return mine.back_to(told.lineage, told.step, fresh)
+    return told.lineage
 
 
 def check_model(reader: Reader, blocks: list[Block]) -> None:
@@ -114,7 +146,7 @@ def check_not_another(reader: Reader, store: Any, blocks: list[Block]) -> None:
         raise Mismatch(f"{_place(store)} holds {problem}; give another store to restore= into")
 
 
-def write_run(reader: Reader, store: Any, buffer: Buffer) -> None:
+def write_run(reader: Reader, store: Any, buffer: Buffer, lineage: Lineage) -> None:
     """Makes the store what the run was at that step, as one durable commit."""
     run = run_in(reader)
     wanted = run["objects"]
@@ -129,7 +161,8 @@ def write_run(reader: Reader, store: Any, buffer: Buffer) -> None:
                 write_part(reader, txn, key, said, buffer)
         for unit in run["model"]["blocks"]:
             _write_weights(reader, txn, unit, wanted[f"w/{unit['name']}"], buffer)
-        put(txn, META_MODEL, json.dumps(run["model"], separators=(",", ":")).encode())
+        model = {**run["model"], **lineage.members()}
+        put(txn, META_MODEL, json.dumps(model, separators=(",", ":")).encode())
         put(txn, META_STATE, json.dumps(run["state"], separators=(",", ":")).encode())
         txn.commit("durable").wait()
     except BaseException:
@@ -137,10 +170,10 @@ def write_run(reader: Reader, store: Any, buffer: Buffer) -> None:
         raise
 
 
-def step_in(store: Any) -> int | None:
-    """The step of the run that a store holds, if there is one."""
+def held_in(store: Any) -> Held | None:
     try:
-        return json.loads(store.read_bytes(META_STATE))["step"]
+        step = json.loads(store.read_bytes(META_STATE))["step"]
+        return Held(step, Lineage.of(record.load(store.read_bytes(META_MODEL))))
     except NotFound:
         return None
 

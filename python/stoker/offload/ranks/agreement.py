@@ -8,13 +8,13 @@ can go back.
 from __future__ import annotations
 
 import contextlib
-import secrets
 from typing import Any
 
 from stoker.errors import Mismatch, StokerError
 from stoker.offload.ranks.ranks import Ranks
 from stoker.offload.storage import record
 from stoker.offload.storage.bring_back import bring_back
+from stoker.offload.storage.lineage import Lineage, fresh_name
 from stoker.offload.storage.open_store import OpenStore
 from stoker.offload.storage.record import META_MODEL, META_STATE
 
@@ -22,14 +22,15 @@ _NAME = "agreed-"
 
 
 class LostStore(Mismatch):
-    """A rank's store is gone or empty, and others hold the run. `sentence`: which."""
+    """A rank's store is gone or empty, and others hold the run. `sentence`: which. `lineage` and
+    `step`: what one of the others holds."""
 
-    def __init__(self, sentence: str) -> None:
+    def __init__(self, sentence: str, lineage: Lineage, step: int) -> None:
         super().__init__(
             f"{sentence} Give each rank the folders it had. If they are lost, pass restore= to"
             " bring all ranks back to a checkpoint, or give all ranks empty folders to start again"
         )
-        self.sentence = sentence
+        self.sentence, self.lineage, self.step = sentence, lineage, step
 
 
 class Agreement:
@@ -40,6 +41,7 @@ class Agreement:
         self.step = 0
         # the same on all ranks: names of the run, and of this stretch of it
         self.run = self.timeline = ""
+        self.fresh = ""  # a name for another run, if a restore makes it one
         self._next_point: str | None = "open"
         self._store: Any = None
         self._keeping: list | None = []  # on its way to be durable; None where it failed
@@ -61,10 +63,11 @@ class Agreement:
         False if there is no run. `restores`: a lost store of one rank is no error yet; a checkpoint
         may bring all of them back."""
         self._store = runtime.store
-        mine = {**_holds(runtime), "names": [secrets.token_hex(8), secrets.token_hex(8)]}
+        mine = {**_holds(runtime), "names": [fresh_name(), fresh_name()]}
         found = self.ranks.exchange("open", facts=mine)
         self._next_point = "ready"
         self.run, self.timeline = found[0]["names"]
+        self.fresh = self.run
         try:
             step = judge(found)
         except LostStore as error:
@@ -80,7 +83,7 @@ class Agreement:
             bring_back(self._store, f"{_NAME}{step}")
         else:
             self._anew = mine["restored"]
-        self.run, self.step = _run_of(self._store), step
+        self.run, self.step = _lineage_of(self._store).run, step
         return True
 
     def ready(self) -> None:
@@ -187,7 +190,9 @@ def judge(found: list[dict[str, Any]]) -> int | None:
         if each["run"] is None:
             raise LostStore(
                 f"rank {rank} finds no run in {each['path']}, but {first['path']} holds one at"
-                f" step {first['step']}."
+                f" step {first['step']}.",
+                Lineage.of(first),
+                first["step"],
             )
     return _common(found)
 
@@ -225,7 +230,7 @@ def _before(each: dict[str, Any]) -> dict[str, Any]:
     if not each["agreed"]:
         return each | {"run": None}
     step = max(each["agreed"])
-    was = {"run": each["run_before"], "step": step}
+    was = {"left": {}, **each["before_that"], "step": step}
     return each | was | {"timelines": each["timelines"] | each["before"]}
 
 
@@ -235,6 +240,7 @@ def _holds(runtime: OpenStore) -> dict[str, Any]:
     nothing = {
         "path": runtime.path,
         "run": None,
+        "left": {},
         "world": None,
         "rank": None,
         "step": 0,
@@ -242,7 +248,7 @@ def _holds(runtime: OpenStore) -> dict[str, Any]:
         "restored": False,
         "timelines": {},  # by step
         "before": {},  # those of the steps in `agreed`
-        "run_before": None,  # of these steps: a restore may have brought another
+        "before_that": {},  # run and those it left, of these steps: a restore may bring others
     }
     if not runtime.holds(META_MODEL):
         return nothing
@@ -253,19 +259,19 @@ def _holds(runtime: OpenStore) -> dict[str, Any]:
         *(record.load(store.read_bytes(META_STATE, snapshot=name)) for name in agreed),
     ]
     return nothing | {
-        "run": model.get("run"),
+        **Lineage.of(model).members(),
         **model.get("ranks", {}),
         "step": states[0]["step"],
         "restored": states[0].get("restored", False),
         "agreed": sorted(int(name.removeprefix(_NAME)) for name in agreed),
         "timelines": {str(state["step"]): state.get("timeline") for state in reversed(states)},
         "before": {str(state["step"]): state.get("timeline") for state in states[1:]},
-        "run_before": _run_of(store, agreed[-1]) if agreed else None,
+        "before_that": _lineage_of(store, agreed[-1]).members() if agreed else {},
     }
 
 
-def _run_of(store: Any, snapshot: str = "") -> str | None:
-    return record.load(store.read_bytes(META_MODEL, snapshot=snapshot)).get("run")
+def _lineage_of(store: Any, snapshot: str = "") -> Lineage:
+    return Lineage.of(record.load(store.read_bytes(META_MODEL, snapshot=snapshot)))
 
 
 def _clear(store: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import torch
 from stoker.offload.model.absent import away_of
 from stoker.offload.model.blocks import Param, local
 from stoker.offload.paging.shown import Place
+from stoker.offload.storage.lineage import Lineage, fresh_name
 from stoker.offload.storage.planes import put
 from stoker.offload.storage.record import META_MODEL, META_STATE, dump, environment, load
 from stoker.offload.storage.volumes import room_of
@@ -49,7 +49,8 @@ def create(
         del slot
     if (told := room_of(store)) is not None:
         session.ledger.event("volumes", step=0, **told)
-    session.record.belongs_to(session.agreement.run if session.agreement else secrets.token_hex(8))
+    run = session.agreement.run if session.agreement else fresh_name()
+    session.record.belongs_to(Lineage(run))
     put(txn, META_MODEL, dump(session.record.model()))
     for key, data in session.record.objects().items():
         put(txn, key, data)
@@ -62,7 +63,7 @@ def create(
 
 def adopt(session: Session) -> None:
     """The store already holds this model's weights, those of a run that is resumed."""
-    session.record.belongs_to(load(session.planes.store.read_bytes(META_MODEL)).get("run"))
+    session.record.belongs_to(Lineage.of(load(session.planes.store.read_bytes(META_MODEL))))
     _leave_memory(session)
     if session.pager.resident:
         session.weights.refresh(set(session.blocks))

@@ -14,7 +14,7 @@ def reference(session: Session) -> dict[str, Any]:
     """Names the store, the run and the step."""
     return {
         "store": session.runtime.path,
-        "run": session.record.run,
+        "run": session.record.lineage.run,
         "step": session.step_count,
         "version": session.planes.store.info()["committed"],
     }
@@ -24,7 +24,8 @@ def refer(session: Session, to: dict[str, Any]) -> None:
     """Goes to the step that a reference names. Nothing moves where nothing was committed since."""
     session.flush()
     now = reference(session)
-    if to.get("run") != now["run"]:
+    same = to.get("run") == now["run"]
+    if not same and to.get("run") not in session.record.lineage.left:
         raise Mismatch(
             f"this state_dict refers to a run in {to.get('store')}, which is not the run in"
             f" {now['store']}; offload with the store that it refers to"
@@ -33,7 +34,7 @@ def refer(session: Session, to: dict[str, Any]) -> None:
         return
     if to["step"] in session.snapshots.steps():
         session.snapshots.go_back(to["step"])
-    elif to["step"] != now["step"]:
+    elif to["step"] != now["step"] or not same:
         advice = (
             ""
             if session.agreement

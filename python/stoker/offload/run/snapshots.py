@@ -15,7 +15,9 @@ from stoker.offload.model.algorithm import Algorithm
 from stoker.offload.model.blocks import Block
 from stoker.offload.storage import record
 from stoker.offload.storage.bring_back import bring_back
+from stoker.offload.storage.lineage import Lineage, fresh_name
 from stoker.offload.storage.open_store import OpenStore
+from stoker.offload.storage.record import META_MODEL, META_STATE
 
 if TYPE_CHECKING:
     from stoker.offload.run.session import Session
@@ -111,5 +113,11 @@ class Snapshots:
             self._bring_back(name)
 
     def _bring_back(self, name: str) -> None:
-        bring_back(self._store, name)
-        self._session.become(record.load(self._store.read_bytes("meta/state")))
+        model = record.load(self._store.read_bytes(META_MODEL, snapshot=name))
+        then = Lineage.of(model)
+        step = record.load(self._store.read_bytes(META_STATE, snapshot=name))["step"]
+        lineage = self._session.record.lineage.back_to(then, step, fresh_name())
+        model = {**model, **lineage.members()}
+        bring_back(self._store, name, {META_MODEL: record.dump(model)})
+        self._session.record.belongs_to(lineage)
+        self._session.become(record.load(self._store.read_bytes(META_STATE)))

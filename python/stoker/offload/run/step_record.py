@@ -15,6 +15,7 @@ from stoker.offload.model.blocks import Block, Param, difference, signature
 from stoker.offload.ranks.agreement import Agreement
 from stoker.offload.storage import record
 from stoker.offload.storage.buffers import Buffers
+from stoker.offload.storage.lineage import Lineage
 from stoker.offload.storage.open_store import OpenStore
 from stoker.offload.storage.record import META_MODEL, META_STATE
 
@@ -82,7 +83,7 @@ class StepRecord:
         self._group_of = {
             param: group for group in original.param_groups for param in group["params"]
         }
-        self.run: str | None = None  # tells this run from others in the same place
+        self.lineage = Lineage()  # tells this run from others in the same place
         self.step = 0
         self.committed = 0  # the step that a crash returns to
         self.updates: dict[Param, int] = {}  # torch's per-parameter step
@@ -96,8 +97,8 @@ class StepRecord:
         self.at_step: dict[str, Any] = {"rng": record.rng_state(), "attached": {}}
         self._format = FORMAT  # of the run in the store
 
-    def belongs_to(self, run: str | None) -> None:
-        self.run = run
+    def belongs_to(self, lineage: Lineage) -> None:
+        self.lineage = lineage
 
     def decided(self, updated: list[Param], at_step: dict[str, Any]) -> None:
         """A step that updates these parameters; `at_step` is what now() gave before it."""
@@ -204,7 +205,7 @@ class StepRecord:
         ranks = {"ranks": self._agreement.signature()} if self._agreement else {}
         return {
             "format": FORMAT,
-            "run": self.run,
+            **self.lineage.members(),
             **ranks,
             "algorithm": algorithm.name,
             "momentum": algorithm.momentum,
