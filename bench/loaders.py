@@ -316,11 +316,11 @@ def table(result: dict) -> str:
         best = max(peers, key=lambda row: row["samples_per_second"])
         least = min(peers, key=lambda row: row["cpu_seconds_per_gb"])
         text.append(
-            f"{case[0]}, {case[1]}, {'cold' if case[2] else 'warm'}: "
+            f"- {case[0]}, {case[1]}, {'cold' if case[2] else 'warm'}: "
             f"{ours['samples_per_second'] / best['samples_per_second']:.1f} times "
             f"{best['system']}, the quickest peer; CPU seconds a GB "
             f"{ours['cpu_seconds_per_gb'] / least['cpu_seconds_per_gb']:.2f} of "
-            f"{least['system']}'s, the least; first batch {ours['first_batch_seconds']:.2f} s."
+            f"{least['system']}'s, the least. First batch {ours['first_batch_seconds']:.2f} s."
         )
     for kind in systems.DLIO:
         told = [
@@ -329,11 +329,11 @@ def table(result: dict) -> str:
             if row["data"] == kind and "utilisation" in row
         ]
         if told:
-            text.append(f"{kind}, accelerator utilisation: {', '.join(told)}.")
+            text.append(f"- {kind}, accelerator utilisation: {', '.join(told)}.")
     if result["random_reads_per_second"]:
         ours = cells["stoker", "tokens", "local", True]["samples_per_second"]
         text.append(
-            f"tokens, cold: {ours / result['random_reads_per_second']:.2f} of fio's random reads "
+            f"- tokens, cold: {ours / result['random_reads_per_second']:.2f} of fio's random reads "
             f"of 4 KiB ({result['random_reads_per_second']:,} a second)."
         )
     return "\n".join(text)

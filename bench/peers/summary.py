@@ -550,15 +550,15 @@ def markdown(result: dict[str, Any], name: str) -> str:
     parts = [title(name)]
     if result["rows"]:
         parts.append(
-            f"{said}; {machine['cores']} cores, {machine['memory_bytes'] / GIB:.0f} GiB. The same"
-            " model, data, bf16 weights with float32 masters, AdamW and malloc settings"
-            " everywhere;\neach system in a process of its own, in turn, rounds:"
-            f" {' or '.join(map(str, sorted(rounds)))}; medians over all timed steps. Bytes by"
+            f"{said}; {machine['cores']} cores, {machine['memory_bytes'] / GIB:.0f} GiB. All runs"
+            " have the same model, data, AdamW and malloc settings, and bf16 weights with float32"
+            " masters.\nEach system runs in a process of its own, in turn. Rounds:"
+            f" {' or '.join(map(str, sorted(rounds)))}. Medians are over all timed steps. Bytes by"
             " /proc/self/io; GiB: the peak of\nRssAnon + RssShmem + HugetlbPages. The disk (2 MiB"
             f" pages, GB/s): {sides}, probed between the rounds. Losses: the largest distance"
-            " from\nthe same system's un-offloaded run (ours: torch's fused AdamW over float32"
-            " masters; DeepSpeed's: its own without offload), then with clipping that fires in"
-            " every step."
+            " from\nthe same system's run without offload, then with clipping that fires in every"
+            " step. Ours is compared with torch's fused AdamW over float32 masters, DeepSpeed's"
+            " with its own run."
         )
         parts += [f"{setting}:\n\n{piped(lines)}" for setting, lines in offload_tables(result)]
         parts.append(
@@ -571,7 +571,7 @@ def markdown(result: dict[str, Any], name: str) -> str:
     if result["tensors"]:
         many = next((row for row in result["tensors"] if row["case"] == MANY), None)
         mixed = (
-            f"; many: {many['tensors']} tensors of mixed size, {many['bytes'] / MIB:.0f} MiB"
+            f" Many: {many['tensors']} tensors of mixed size, {many['bytes'] / MIB:.0f} MiB."
             if many
             else ""
         )
@@ -581,14 +581,14 @@ def markdown(result: dict[str, Any], name: str) -> str:
             if f"fio_{kind}_gbps" in disk
         )
         parts.append(
-            f"Tensors through `stoker._core` and through DeepNVMe's aio handle{mixed}. fio with 2"
+            f"Tensors through `stoker._core` and through DeepNVMe's aio handle.{mixed} fio with 2"
             f" MiB pages, GB/s: {beside or 'not run'}.\nOurs verifies what it loads; its stores"
             " commit, `durable` with a flush; DeepNVMe does neither."
         )
         parts.append(piped(tensor_table(result)))
     if result["ratios"]:
         within = (
-            "Ratios are taken within each round, and the median is shown; those of memory are of"
+            "Ratios are taken within each round, and the median is shown. Those of memory are of"
             " the peaks of all rounds, those over fio of the medians of all rounds:"
         )
         parts.append(f"{within}\n\n{piped(ratio_table(result))}")

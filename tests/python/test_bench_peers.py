@@ -212,7 +212,7 @@ def test_the_table_and_the_page(result):
         and "deepspeed-default failed" in page
     )
     assert (
-        "those of memory are of the peaks of all rounds, those over fio of the medians of all"
+        "Those of memory are of the peaks of all rounds, those over fio of the medians of all"
         " rounds" in page
     )
     peaks = {row["system"]: row["rss_bytes"] for row in result["rows"]}

@@ -37,7 +37,7 @@ def test_a_row_is_counted_only_where_the_disk_held_still():
     assert plan.judged(rows) == (2, 3)
     assert (
         plan.verdict(rows)
-        == "2 of 3 settings within 15% of the measured seconds; not counted: 1 during which the"
+        == "2 of 3 settings within 15% of the measured seconds. Not counted: 1 during which the"
         " disk moved by more than 10%"
     )
     assert plan.verdict(rows[:2]) == "1 of 2 settings within 15% of the measured seconds"
@@ -68,7 +68,7 @@ def test_rows_are_repeated_while_the_disk_moves(monkeypatch, capsys):
     assert (result["within_goal"], result["counted"]) == (2, 2)
     assert (
         said.err.splitlines()[-1]
-        == "2 of 2 settings within 15% of the measured seconds; not counted: 1 during which the"
+        == "2 of 2 settings within 15% of the measured seconds. Not counted: 1 during which the"
         " disk moved by more than 10%"
     )
 

@@ -152,7 +152,7 @@ def verdict(results: list[dict[str, Any]]) -> str:
     within, counted = judged(results)
     moved = len(results) - counted
     return f"{within} of {counted} settings within {GOAL:.0%} of the measured seconds" + (
-        f"; not counted: {moved} during which the disk moved by more than {MOVED:.0%}"
+        f". Not counted: {moved} during which the disk moved by more than {MOVED:.0%}"
         if moved
         else ""
     )
@@ -184,10 +184,10 @@ def markdown(result: dict[str, Any]) -> str:
     return f"""\
 {TITLE}
 
-Each row: the disk, the kernels, and forward and backward alone are measured, the step is planned
+For each row the disk, the kernels, and forward and backward alone are measured. The step is planned
 from that, then measured as the median (range) of {rows[0]["steps"]} steps.
 {verdict(rows)}.
-A row across which a probe of the disk moved by more than a tenth is repeated, twice at most; the
+A row across which a probe of the disk moved by more than a tenth is repeated, twice at most. The
 last column tells what it moved by in the end.
 
 {table}
