@@ -237,6 +237,10 @@ class Store {
   // Removes objects, durably: all or none where the atomic unit is the transaction; else the first
   // that cannot be removed ends it. `keys` names each once. Waits for it.
   virtual Status remove(const std::vector<std::string>& keys);
+  // Says that objects are removed to make room for others like them. The store may then keep so
+  // many bytes of removed ones, to write into them again, until it is closed; 0 ends that. Nothing
+  // where that gains nothing.
+  virtual void keep_space(uint64_t /*bytes*/) {}
   // names the current version, durably; already_exists
   virtual Future<void> snapshot(std::string_view name) = 0;
   // Forgets a snapshot; not_found. Deferred, the next durable commit carries it, and its space is

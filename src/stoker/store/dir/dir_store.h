@@ -22,6 +22,7 @@
 #include "stoker/io/buffered.h"
 #include "stoker/store/condition.h"
 #include "stoker/store/dir/beneath.h"
+#include "stoker/store/dir/spares.h"
 #include "stoker/store/dir/store.h"
 #include "stoker/store/one_object.h"
 #include "stoker/store/read_many.h"
@@ -36,6 +37,9 @@ struct Staged : OneObject {
   Fd file, folder;
   std::string folder_path, name;  // of the temporary file
   FileId direct = -1;             // opened in the Loop by the first write that wants it
+  // Of a spare: what was written, begin to end; all else holds what was there before. Guarded as
+  // what OneObject has.
+  std::optional<std::map<uint64_t, uint64_t>> written;
 
   std::string path() const { return folder_path.empty() ? name : folder_path + "/" + name; }
 };
@@ -65,6 +69,7 @@ class DirStore final : public Store {
   Result<Version> copy(std::string_view from, std::string_view to) override;
   Future<void> snapshot(std::string_view name) override;
   Future<void> drop(std::string_view name, Durability durability) override;
+  void keep_space(uint64_t bytes) override;
   StoreInfo info() const override;
 
   // write.cc: for its transactions
@@ -78,7 +83,7 @@ class DirStore final : public Store {
   void abandon(const StagedPtr& staged);
 
  private:
-  DirStore(Beneath root, const Runtime& runtime, const StoreOptions& options,
+  DirStore(Beneath root, Fd folder, const Runtime& runtime, const StoreOptions& options,
            const DirOptions& dir);
 
   // read.cc
@@ -93,7 +98,9 @@ class DirStore final : public Store {
 
   // write.cc
   Status begin_object(Staged& staged, uint64_t bytes);
-  Status make_temporary(Staged& staged);
+  Status make_temporary(Staged& staged, uint64_t bytes);
+  bool take_spare(Staged& staged, uint64_t bytes);
+  Status clear_unwritten(Staged& staged) const;
   void sweep(const Fd& folder, const std::string& path);
   Status write_now(Staged& staged, FileId direct, uint64_t offset, Slice from, Priority priority);
   void ended(const StagedPtr& staged, const Status& status);
@@ -104,7 +111,7 @@ class DirStore final : public Store {
   void free_later(Fd old);
   void wait_for_freed();
   Status place(Staged& staged, const std::string& name) const;
-  Status take_away(const Staged& staged) const;
+  Status take_away(const Staged& staged, const std::optional<Spare>& spare) const;
   void drop_temporary(Staged& staged);
   void close_direct(Staged& staged) const;
   void prune(std::string folder) const;
@@ -125,6 +132,7 @@ class DirStore final : public Store {
   Mutex readers_mutex_;
   // that no job uses now, one a thread at most
   std::vector<std::unique_ptr<BufferedReader>> readers_ GUARDED_BY(readers_mutex_);
+  Spares spares_;
   std::atomic<size_t> freeing_{0};
   Pool freer_{1};
   Pool files_{4};  // the last member: it ends before what its jobs use

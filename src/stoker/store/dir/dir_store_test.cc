@@ -15,6 +15,7 @@
 #include <string>
 
 #include "stoker/store/blocking_io.h"
+#include "stoker/store/dir/spares.h"
 #include "stoker/store/dir/store.h"
 #include "stoker/store/runtime.h"
 #include "stoker/testing/store_harness.h"
@@ -248,6 +249,125 @@ TEST_P(DirStoreTest, SpaceOfReplacedObjectsIsGivenBackBesideTheNextCommits) {
   EXPECT_EQ(nameless(root_), 0U);
   EXPECT_EQ(names(), std::vector<std::string>{"other"});
 }
+
+// Of removed objects, which new ones are written into.
+class DirSpares : public DirStoreTest {
+ protected:
+  void SetUp() override {
+    DirStoreTest::SetUp();
+    if (!dir::spares_gain(Fd(::open(testing::TempDir().c_str(), O_RDONLY))))
+      GTEST_SKIP() << "no ext4 and no XFS";
+    store_->keep_space(kKept);
+    EXPECT_OK(put("m/old", pattern(kBytes, 1)));
+  }
+  static constexpr size_t kBytes = 9 * kMiB, kKept = 20 * kMiB;
+  uint64_t inode(const std::string& name) const {
+    struct stat status {};
+    EXPECT_EQ(::stat(file(name).c_str(), &status), 0) << name;
+    return status.st_ino;
+  }
+  size_t spares() const {
+    size_t found = 0;
+    for (const auto& each : fs::directory_iterator(root_ + "/in"))
+      found += each.path().filename().string().starts_with(".stoker-") ? 1 : 0;
+    return found;
+  }
+  void remove(const std::string& key) { EXPECT_OK(store_->remove({key})); }
+};
+
+TEST_P(DirSpares, ANewObjectIsWrittenIntoARemovedOne) {
+  const uint64_t old = inode("m/old");
+  const std::string tag = store_->stat("m/old")->tag;
+  remove("m/old");
+  EXPECT_EQ(spares(), 1U);
+  EXPECT_TRUE(store_->list("")->empty());
+  for (const size_t bytes : {kBytes + 5, kBytes - 5000, kBytes}) {
+    EXPECT_OK(put("m/new", pattern(bytes, 2)));
+    EXPECT_EQ(inode("m/new"), old);
+    EXPECT_NE(store_->stat("m/new")->tag, tag);
+    EXPECT_EQ(spares(), 0U);
+    EXPECT_EQ(read_all(*store_, "m/new"), pattern(bytes, 2));
+    remove("m/new");
+  }
+  EXPECT_EQ(spares(), 1U);
+  EXPECT_OK(put("small", pattern(1000, 3)));
+  EXPECT_EQ(spares(), 1U) << "for large ones";
+  store_.reset();
+  EXPECT_EQ(names(), std::vector<std::string>{"small"});
+}
+
+TEST_P(DirSpares, WhatNobodyWroteIsZeros) {
+  const uint64_t old = inode("m/old");
+  remove("m/old");
+  auto change = std::move(*store_->begin());
+  Bytes expected(kBytes + 10000), piece = pattern(2 * kMiB + 100, 4);
+  ASSERT_OK(change->resize("new", expected.size()));
+  for (const size_t at : {3 * kMiB + 5, 4 * kMiB, 7 * kMiB}) {
+    ASSERT_OK(change->write("new", at, slice_of(piece)).wait());
+    std::copy(piece.begin(), piece.end(), expected.begin() + static_cast<ptrdiff_t>(at));
+  }
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  EXPECT_EQ(inode("new"), old);
+  EXPECT_EQ(read_all(*store_, "new"), expected);
+}
+
+TEST_P(DirSpares, BegunAnewItIsEmpty) {
+  remove("m/old");
+  auto change = std::move(*store_->begin());
+  for (int i = 0; i < 2; ++i) ASSERT_OK(change->resize("new", kBytes));
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  EXPECT_EQ(read_all(*store_, "new"), Bytes(kBytes));
+}
+
+TEST_P(DirSpares, WhoReadsTheOldFileGoesOn) {
+  const Fd reader(::open(file("m/old").c_str(), O_RDONLY));
+  remove("m/old");
+  EXPECT_EQ(spares(), 0U);
+  EXPECT_OK(put("new", pattern(kBytes, 2)));
+  Bytes into(kBytes);
+  ASSERT_EQ(pread(reader.get(), into.data(), kBytes, 0), static_cast<ssize_t>(kBytes));
+  EXPECT_EQ(into, pattern(kBytes, 1));
+}
+
+TEST_P(DirSpares, WhatHasAnotherNameStaysWhatItIs) {
+  ASSERT_EQ(link(file("m/old").c_str(), (root_ + "/outside/kept").c_str()), 0);
+  remove("m/old");
+  EXPECT_EQ(spares(), 0U);
+  EXPECT_OK(put("new", pattern(kBytes, 2)));
+  std::ifstream kept(root_ + "/outside/kept", std::ios::binary);
+  Bytes into(kBytes);
+  kept.read(reinterpret_cast<char*>(into.data()), kBytes);
+  EXPECT_EQ(into, pattern(kBytes, 1));
+}
+
+TEST_P(DirSpares, NoMoreIsKeptThanWasSaid) {
+  for (int i = 0; i < 3; ++i) EXPECT_OK(put("x" + std::to_string(i), pattern(kBytes, 5)));
+  for (int i = 0; i < 3; ++i) remove("x" + std::to_string(i));
+  EXPECT_EQ(spares(), 2U);
+  remove("m/old");
+  EXPECT_EQ(spares(), 2U);
+  store_->keep_space(kBytes);
+  EXPECT_EQ(spares(), 1U);
+  full_for = 1;
+  EXPECT_OK(put("other", pattern(1000, 2))) << "a full disk has room again without them";
+  EXPECT_EQ(spares(), 0U);
+  remove("other");
+  store_->keep_space(0);
+  EXPECT_OK(put("y", pattern(kBytes, 5)));
+  remove("y");
+  EXPECT_EQ(spares(), 0U);
+}
+
+TEST_P(DirSpares, ThoseOfTheDeadAreRemoved) {
+  write_file(file(".stoker-0123456789abcdef.tmp"), "left behind");
+  const auto other = std::move(*open_dir_store(root_ + "/in", runtime_->runtime(), {}, {}));
+  remove("m/old");  // a spare of the living
+  EXPECT_EQ(spares(), 2U);
+  other->keep_space(kKept);
+  EXPECT_EQ(spares(), 1U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, DirSpares, ::testing::Bool());
 
 TEST_P(DirStoreTest, AFullDiskIsSaidAndLeavesWhatWasThere) {
   EXPECT_OK(put("object", pattern(10, 1)));

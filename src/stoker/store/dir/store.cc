@@ -61,12 +61,19 @@ Result<std::unique_ptr<Store>> DirStore::open(const std::string& path, const Run
   }
   auto root = Beneath::open(path, dir.openat2);
   if (!root) return root.error().with("the store 'dir:" + path + "'");
-  return std::unique_ptr<Store>(new DirStore(std::move(*root), runtime, options, dir));
+  auto folder = root->again();
+  if (!folder) return folder.error().with("the store 'dir:" + path + "'");
+  return std::unique_ptr<Store>(
+      new DirStore(std::move(*root), std::move(*folder), runtime, options, dir));
 }
 
-DirStore::DirStore(Beneath root, const Runtime& runtime, const StoreOptions& options,
+DirStore::DirStore(Beneath root, Fd folder, const Runtime& runtime, const StoreOptions& options,
                    const DirOptions& dir)
-    : runtime_(runtime), read_only_(options.read_only), options_(dir), root_(std::move(root)) {}
+    : runtime_(runtime),
+      read_only_(options.read_only),
+      options_(dir),
+      root_(std::move(root)),
+      spares_(std::move(folder), dir.spare_bytes) {}
 
 Result<ObjectInfo> DirStore::stat(std::string_view key, std::string_view snapshot) {
   if (!snapshot.empty()) return no_snapshot(snapshot);
@@ -287,6 +294,12 @@ Future<void> DirStore::drop(std::string_view name, Durability) { return no_snaps
 
 Error DirStore::read_only_error() const {
   return fail(Code::read_only, "the store 'dir:{}' was opened read-only", root_.path());
+}
+
+void DirStore::keep_space(uint64_t bytes) {
+  if (read_only_) return;
+  if (bytes > 0) sweep(spares_.folder(), {});  // those of the dead
+  spares_.keep(bytes);
 }
 
 StoreInfo DirStore::info() const {

@@ -17,6 +17,7 @@ struct DirStep {
     make_folder,
     create,
     write,
+    resize,  // to `offset` bytes
     sync_file,
     rename,
     link,
@@ -33,6 +34,7 @@ struct DirStep {
 struct DirOptions {
   bool openat2 = true;               // false: as on a kernel without it
   bool no_replace = true;            // false: as on a file system without RENAME_NOREPLACE
+  uint64_t spare_bytes = 8 << 20;    // smaller files are as quickly made anew: keep_space()
   std::function<void()> frees = {};  // called before the space of an old file is given back later
   std::function<void(const DirStep&)> steps = {};  // told of each step, by any thread, where given
 };

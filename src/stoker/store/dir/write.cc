@@ -64,13 +64,18 @@ Status DirStore::resize(Staged& staged, std::string_view key, uint64_t bytes,
 }
 
 Status DirStore::begin_object(Staged& staged, uint64_t bytes) {
-  if (!staged.file) STOKER_TRY(make_temporary(staged));
-  int error = ftruncate(staged.file.get(), 0) == 0 ? 0 : errno;
+  const bool again = static_cast<bool>(staged.file);
+  if (!again) STOKER_TRY(make_temporary(staged, bytes));
+  if (again) staged.written.reset();
+  const auto size = static_cast<off_t>(staged.written ? bytes : 0);
+  int error = ftruncate(staged.file.get(), size) == 0 ? 0 : errno;
+  step({.kind = Kind::resize, .path = staged.path(), .offset = static_cast<uint64_t>(size)});
   const auto reserve = [&] {
     return fallocate(staged.file.get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   };
   if (error == 0 && bytes > 0) error = reserve();
   if (error == ENOSPC) {  // what was freed meanwhile counts as well
+    spares_.drop_all();
     wait_for_freed();
     error = reserve();
   }
@@ -86,7 +91,7 @@ Status DirStore::begin_object(Staged& staged, uint64_t bytes) {
 }
 
 // Steps 1 and 2. The lock tells others that we live: whoever gets it removes the file.
-Status DirStore::make_temporary(Staged& staged) {
+Status DirStore::make_temporary(Staged& staged, uint64_t bytes) {
   staged.folder_path = split_key(staged.key).first;
   for (int attempt = 0; attempt < kNameTries; ++attempt) {
     STOKER_ASSIGN(staged.folder,
@@ -103,6 +108,7 @@ Status DirStore::make_temporary(Staged& staged) {
                   root_.path(), S_ISDIR(there.st_mode) ? "a folder" : "no plain file");
     }
     sweep(staged.folder, staged.folder_path);
+    if (take_spare(staged, bytes)) return {};
     staged.name = make_own_name();
     Fd file(openat(staged.folder.get(), staged.name.c_str(),
                    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
@@ -121,6 +127,22 @@ Status DirStore::make_temporary(Staged& staged) {
   }
   return fail(Code::busy, "no temporary file can be made for '{}' in '{}'; try later", staged.key,
               root_.path());
+}
+
+// It is moved beside the object's place, which is a step as making a file is.
+bool DirStore::take_spare(Staged& staged, uint64_t bytes) {
+  auto spare = spares_.take(bytes);
+  if (!spare) return false;
+  if (renameat(spares_.folder().get(), spare->name.c_str(), staged.folder.get(),
+               spare->name.c_str()) != 0) {
+    unlinkat(spares_.folder().get(), spare->name.c_str(), 0);
+    return false;
+  }
+  staged.file = std::move(spare->file);
+  staged.name = spare->name;
+  staged.written.emplace();
+  step({.kind = Kind::rename, .path = spare->name, .to = staged.path()});
+  return true;
 }
 
 // Temporary files whose writers are dead, once a folder.
@@ -163,6 +185,10 @@ Future<void> DirStore::write(const StagedPtr& staged, std::string_view key, uint
   if (staged->direct < 0 && goes_direct(offset, from)) {
     const auto file = runtime_.loop.open(OpenFile{.path = path_of(staged->file.get())});
     if (file) staged->direct = file->id;
+  }
+  if (staged->written && from.size > 0) {
+    uint64_t& end = (*staged->written)[offset];
+    end = std::max(end, offset + from.size);
   }
   ++staged->pending;
   auto promise = std::make_shared<Promise<void>>();
@@ -253,8 +279,10 @@ Result<Version> DirStore::commit_now(Staged& staged) {
 Status DirStore::publish(Staged& staged) {
   close_direct(staged);
   if (staged.file) {
+    STOKER_TRY(clear_unwritten(staged));
     STOKER_TRY(stamp(staged.file, staged.key));
-    if (fdatasync(staged.file.get()) != 0)
+    // Of a spare of the same size fdatasync may leave out the time, which tells contents apart.
+    if ((staged.written ? fsync(staged.file.get()) : fdatasync(staged.file.get())) != 0)
       return fail(errno, "cannot make '{}' in '{}' durable", staged.key, root_.path());
     step({.kind = Kind::sync_file, .path = staged.path()});
   }
@@ -265,7 +293,10 @@ Status DirStore::publish(Staged& staged) {
     if (there) staged.folder = std::move(*there);
   }
   const bool tagged = staged.required && !staged.required->empty();
-  Fd old = hold_old(staged);
+  std::optional<Spare> spare;
+  if (staged.removed && staged.folder)
+    spare = spares_.hold(staged.folder, split_key(staged.key).second);
+  Fd old = spare ? Fd() : hold_old(staged);
   {
     STOKER_ASSIGN(const Fd locked, lock(tagged));
     if (staged.required &&
@@ -278,11 +309,12 @@ Status DirStore::publish(Staged& staged) {
       STOKER_TRY(place(staged, split_key(staged.key).second));
       staged.name.clear();
     } else if (staged.removed) {
-      STOKER_TRY(take_away(staged));
+      STOKER_TRY(take_away(staged, spare));
     }
   }
   if (!staged.touched) return {};
   if (const Status synced = sync_folder(staged.folder.get(), folder_path); !synced) {
+    if (spare) unlinkat(spares_.folder().get(), spare->name.c_str(), 0);
     return Error{Code::in_doubt, synced.error().sys_errno,
                  "'" + staged.key + "' in '" + root_.path() +
                      "' was changed, but a power cut may bring the old version back; look at it "
@@ -290,6 +322,7 @@ Status DirStore::publish(Staged& staged) {
   }
   step({.kind = Kind::sync_folder, .path = folder_path});
   if (staged.removed) prune(folder_path);
+  if (spare) old = spares_.add(std::move(*spare)).value_or(Fd());
   free_later(std::move(old));
   return {};
 }
@@ -304,6 +337,30 @@ Fd DirStore::hold_old(const Staged& staged) const {
   const bool large = old && fstat(old.get(), &status) == 0 && S_ISREG(status.st_mode) &&
                      status.st_size >= kFreeLaterBytes;
   return large ? std::move(old) : Fd();
+}
+
+// What nobody wrote is zeros, also where the file was another object's.
+Status DirStore::clear_unwritten(Staged& staged) const {
+  if (!staged.written) return {};
+  uint64_t at = 0;
+  const auto clear = [&](uint64_t end) -> Status {
+    if (end <= at) return {};
+    if (fallocate(staged.file.get(), FALLOC_FL_ZERO_RANGE, static_cast<off_t>(at),
+                  static_cast<off_t>(end - at)) != 0)
+      return fail(errno, "cannot clear bytes {} to {} of '{}' in '{}'", at, end, staged.key,
+                  root_.path());
+    if (options_.steps)
+      step({.kind = Kind::write,
+            .path = staged.path(),
+            .offset = at,
+            .bytes = std::vector<std::byte>(end - at)});
+    return {};
+  };
+  for (const auto& [begin, end] : *staged.written) {
+    STOKER_TRY(clear(begin));
+    at = std::max(at, end);
+  }
+  return clear(staged.bytes);
 }
 
 // Where as many wait already, this one is let go of now.
@@ -364,16 +421,27 @@ Status DirStore::place(Staged& staged, const std::string& name) const {
   return {};
 }
 
-Status DirStore::take_away(const Staged& staged) const {
+Status DirStore::take_away(const Staged& staged, const std::optional<Spare>& spare) const {
   const std::string name = split_key(staged.key).second;
-  const int error = !staged.folder                                        ? ENOENT
-                    : unlinkat(staged.folder.get(), name.c_str(), 0) == 0 ? 0
-                                                                          : errno;
+  const int folder = staged.folder.get();
+  DirStep gone{.kind = Kind::unlink, .path = staged.key};
+  int error = EXDEV;
+  if (!staged.folder) {
+    error = ENOENT;
+  } else if (spare) {
+    gone = {.kind = Kind::rename, .path = staged.key, .to = spare->name};
+    const int spares = spares_.folder().get();
+    error = renameat(folder, name.c_str(), spares, spare->name.c_str()) == 0 ? 0 : errno;
+  }
+  if (error == EXDEV) {  // or there is no spare
+    gone = {.kind = Kind::unlink, .path = staged.key};
+    error = unlinkat(folder, name.c_str(), 0) == 0 ? 0 : errno;
+  }
   if (error == ENOENT)
     return fail(Code::conflict, "'{}' in '{}' was removed by somebody else meanwhile", staged.key,
                 root_.path());
   if (error != 0) return fail(error, "cannot remove '{}' in '{}'", staged.key, root_.path());
-  step({.kind = Kind::unlink, .path = staged.key});
+  step(gone);
   return {};
 }
 
