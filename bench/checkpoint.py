@@ -7,7 +7,8 @@ distributed checkpoint (DCP), the last also asynchronous, with a thread and with
 
 Each system and round is a process of its own; rounds are interleaved. The figure is the median,
 `ranges` has the least and the most. A step of training is a small forward and backward and AdamW
-over all parameters. `stoker offloaded` is the same model in a store of stoker.offload().
+over all parameters. `stoker offloaded` is the same model in a store of stoker.offload(). Each run
+has saved twice before it is measured, and keeps the last save only.
 
 stall_seconds      that the loop waits: in the save, and in the gate before the next step
 slowdown_seconds   by which the steps until the state is durable take longer beyond that
@@ -45,6 +46,7 @@ FIGURES = (
 )
 COUNTS = ("extra_memory_bytes", "bytes_written")
 BASE_STEPS = 4
+SAVED_BEFORE = 2  # a run that goes on has saved before, and let old ones go
 MIB = 1 << 20
 
 
@@ -173,6 +175,14 @@ class Saver:
         future = dcp.async_save(state, checkpoint_id=folder, async_checkpointer_type=kind)
         return lambda: (future.result(), flush(folder))
 
+    def keep_last(self) -> None:
+        """What was saved before goes, as with keep=1."""
+        if self._ckpt is not None:
+            self._ckpt.wait()
+            return
+        for saved in range(1, self._saved):
+            shutil.rmtree(self._folder / str(saved), ignore_errors=True)
+
     def waited(self) -> float:
         """In save(), and in the gate before step()."""
         return self._ckpt.costs.seconds if self._ckpt is not None else 0.0
@@ -264,10 +274,15 @@ def one(system: str, state_bytes: int, folder: Path) -> dict[str, float]:
     ckpt = opened(system, folder)
     model, opt = started(system, state_bytes, folder, ckpt)
     saver = Saver(system, saved, model, opt, ckpt)
+    for _ in range(SAVED_BEFORE):
+        saver.save()()
+        saver.keep_last()
     row = while_training(saver, model, opt)
+    saver.keep_last()
     begin = time.monotonic()
     saver.save()()
     row["paused_seconds"] = time.monotonic() - begin
+    saver.keep_last()
     if ckpt is not None:
         ckpt.close()
     row["bytes_written"] = written(saved) // len(list(saved.iterdir()))

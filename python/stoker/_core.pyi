@@ -352,6 +352,9 @@ class Store:
     def begin(self) -> Transaction: ...
     # Drops what caches hold of these bytes: who finds a wrong hash calls it and reads once more.
     def forget(self, key: str, offset: int, bytes: int) -> None: ...
+    # Objects are removed to make room for others like them: the store may keep so many bytes of
+    # removed ones, to write into them again, until it is closed. 0 ends that.
+    def keep_space(self, bytes: int) -> None: ...
     # Tells a cache what will be read, so that it keeps what is read soonest. ranges: (key, offset,
     # bytes) in order of use; or, with keys, an array of uint64, C order, [n, 3]: which key, offset,
     # bytes; [n, 5]: also how many such items there are, and how far apart. seed: all items once an

@@ -370,6 +370,14 @@ void forget(const PyStore& store, const Name& named_key, const Count& offset_giv
   unwrap(without_gil(store, [&](Store& source) { return source.forget(key, offset, bytes); }));
 }
 
+void keep_space(const PyStore& store, const Count& bytes_given) {
+  const uint64_t bytes = bytes_given;
+  unwrap(without_gil(store, [&](Store& source) -> Status {
+    source.keep_space(bytes);
+    return {};
+  }));
+}
+
 using RunTable = nb::ndarray<const uint64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // seed None: as listed; counts and weights: a mixture.
@@ -809,6 +817,10 @@ void bind_store(nanobind::module_& module) {
            nb::arg("snapshot") = "")
       .def("begin", &begin)
       .def("forget", &forget, nb::arg("key"), nb::arg("offset"), nb::arg("bytes"))
+      .def("keep_space", &keep_space, nb::arg("bytes"),
+           "Says that objects are removed to make room for others like them. The store may then "
+           "keep so many bytes of removed ones, to write into them again, until it is closed; 0 "
+           "ends that.")
       .def("follow", &follow, nb::arg("ranges"), nb::arg("keys") = std::vector<std::string>(),
            nb::arg("seed") = nb::none(), nb::arg("counts") = std::vector<uint64_t>(),
            nb::arg("weights") = std::vector<double>(), nb::arg("position") = 0,

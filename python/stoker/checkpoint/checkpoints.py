@@ -454,6 +454,7 @@ class Checkpoints:
             self.costs.saved += 1
             self.costs.bytes += written
             self._just = name
+            first.store.keep_space(written)  # of what goes now: the next save writes into it
             handle.reached("durable")
             handle.reached(first.composition)
             if ranks is None:
@@ -528,6 +529,7 @@ class Checkpoints:
     def _copy_to(self, tier: Tier, name: Name) -> None:
         how = {"anew": tier.composition in self._anew, "reduction": self._reduction}
         copy_checkpoint(self._tiers[0], tier, name, self._ring, **how)
+        tier.store.keep_space(tier.manifest(name).stored_bytes)
         self._anew.discard(tier.composition)
         self.costs.reduced_bytes = self._reduction.saved_bytes
 
@@ -1060,7 +1062,10 @@ def _wait_for_saves() -> None:
     for each in list(_all):
         if each._thread is not None and each._thread.is_alive():
             log.warning("waiting for the save of step %d; close() does so too", each._handle.step)
-            each._finish_in_time()
+            if not each._finish_in_time():
+                continue
+        for tier in each._tiers:
+            tier.store.keep_space(0)
 
 
 def _waits(optimizer: Any) -> bool:
