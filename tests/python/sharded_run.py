@@ -308,6 +308,25 @@ def offload_load(tell, rank, world, store, run, steps=3, **options) -> None:
         opt.close()
 
 
+def in_memory_load(tell, rank, world, store, mesh=None) -> None:
+    """Takes an offloaded run into models without a store: weights as bfloat16, all as float32."""
+    found = {}
+    for dtype in ("bfloat16", "float32"):
+        model, opt = made(world, dtype, 1, mesh)
+        model.odd.weight.requires_grad_(False)
+        with stoker.Checkpoints(store) as ckpt:
+            step = ckpt.restore(model=model, optimizer=opt).step
+        if dtype == "bfloat16":
+            found |= {name: digest(value) for name, value in model.state_dict().items()}
+        else:
+            for number, param in enumerate(opt.param_groups[0]["params"]):
+                if entry := opt.state[param]:
+                    values = entry | {"master": param}
+                    found |= {f"{number} {key}": digest(value) for key, value in values.items()}
+        losses = trained(model, opt, range(3, 4))
+    tell(digests=found, step=step, losses=losses)
+
+
 def goes_back(tell, rank, world, store, run, to=None, victim=None, saves=1) -> None:
     """Opens at the checkpoint of step `to` (None: as restore= decides), goes on for `saves` steps,
     and saves each. With a `victim` that rank is killed when the others may commit the restore."""

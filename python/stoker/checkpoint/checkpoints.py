@@ -864,6 +864,8 @@ class Checkpoints:
                 " not pass through memory; give the checkpoints to it: stoker.offload(...,"
                 " restore=ckpt)"
             )
+        for module in sharded_modules(model) if model is not None else ():
+            module.reshard()
         runs = {
             key: InMemory(reader, model, each)
             for key, each in optimizers.items()
@@ -881,8 +883,6 @@ class Checkpoints:
                     f"do not pass {key} to restore(): it has no load_state_dict(). Its value is"
                     " in the result's `extra`"
                 )
-        for module in sharded_modules(model) if model is not None else ():
-            module.reshard()
         targets = _targets(model, reader) if model is not None else {}
         values = {key for key in manifest.objects if key.startswith("extra.") and key not in things}
         masters = {n: t for run in runs.values() for n, t in run.masters(targets).items()}

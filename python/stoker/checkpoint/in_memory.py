@@ -1,10 +1,10 @@
 """A run of stoker.offload() in a checkpoint, for a model and an optimizer in memory: exact masters
-where the model is float32, and moments as float32."""
+where the model is float32, and moments as float32. Of a sharded model each rank takes its part."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,18 +12,32 @@ from torch import nn
 
 from stoker import _core
 from stoker.checkpoint import planes, shards
-from stoker.checkpoint.reading import Reader, Wanted
+from stoker.checkpoint.reading import Reader, Wanted, room, wanted_of
+from stoker.checkpoint.rectangles import common
 from stoker.checkpoint.state import plain
-from stoker.errors import Corruption, Mismatch, StokerError, Unsupported
+from stoker.errors import Corruption, Mismatch, StokerError
 from stoker.offload.model.moments import moments_of
 from stoker.offload.storage import record
 
 _BROKEN = (TypeError, ValueError, AttributeError, LookupError)
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What a rank that saved had of a parameter. `offset`: in its unit's planes, in elements."""
+
+    name: str
+    share: dict[str, Any]
+    unit: dict[str, Any]
+    begin: list[int]
+    size: list[int]
+    stride: list[int]
+    offset: int
+
+
 class InMemory:
-    """The one run of a checkpoint. Mismatch or Unsupported where it cannot go into these; then
-    nothing was changed."""
+    """The one run of a checkpoint. Mismatch where it cannot go into these; then nothing was
+    changed."""
 
     def __init__(self, reader: Reader, model: nn.Module | None, optimizer: Any) -> None:
         self._reader, self._optimizer = reader, optimizer
@@ -58,11 +72,6 @@ class InMemory:
 
     def _check(self) -> None:
         where, optimizer = self._reader.where, self._optimizer
-        if any(map(shards.is_sharded, self._names)):
-            raise Unsupported(
-                f"{where} holds a run of stoker.offload(); a sharded model takes its state back by"
-                " stoker.offload(..., restore=ckpt) only"
-            )
         given = type(optimizer).__name__.lower()
         if not isinstance(optimizer, torch.optim.Optimizer) or given != self._algorithm:
             raise Mismatch(
@@ -101,20 +110,14 @@ class InMemory:
             and specs[name].shape == tuple(tensor.shape)
         }
 
-    def _held(self) -> Iterator[tuple[str, dict, dict, list, list]]:
-        """(name, share, unit, the parameter's entry, where its part begins), rank by rank."""
+    def _held(self) -> Iterator[_Held]:
+        """Rank by rank."""
         for share, model in zip(self._shares, self._models):
             for unit in model["blocks"]:
-                for entry in unit["params"]:
+                for name, size, stride, offset in unit["params"]:
                     places = share.get("places")
-                    begin = places[entry[0]][1] if places else [0] * len(entry[1])
-                    yield plain(entry[0]), share, unit, entry, begin
-
-    def _plane(self, share: dict, key: str, at: int, size: int) -> torch.Tensor:
-        piece = self._reader.manifest.state[share["objects"][key]["part"]]
-        held = torch.empty(max(size, 1), dtype=torch.uint8, device="cpu")
-        self._reader.copy(piece.file, [Wanted(piece.offset + at, size, held.data_ptr())])
-        return held[:size]
+                    begin = places[name][1] if places else [0] * len(size)
+                    yield _Held(plain(name), share, unit, begin, size, stride, offset)
 
     def fill(self, masters: dict[str, torch.Tensor]) -> None:
         """The masters, and the optimizer's state."""
@@ -127,26 +130,25 @@ class InMemory:
 
     @torch.no_grad()
     def _fill_masters(self, into: dict[str, torch.Tensor]) -> None:
-        parts: dict[str, list[tuple]] = {}
-        for name, *held in self._held():
-            if held[1]["updated"]:
-                parts.setdefault(name, []).append(held)
+        pieces: dict[str, list[_Held]] = {}
+        for held in self._held():
+            if held.unit["updated"]:
+                pieces.setdefault(held.name, []).append(held)
         for name, tensor in into.items():
             file, placed = self._reader.tensors()[name]
-            raw = torch.empty(placed.spec.shape, dtype=torch.bfloat16, device="cpu")
-            self._reader.copy(file, [Wanted(placed.offset, placed.spec.bytes, raw.data_ptr())])
-            tensor.copy_(raw)
-            for share, unit, (_, size, stride, offset), begin in parts.get(name, []):
-                if not (count := math.prod(size)):
-                    continue
-                made = lambda dtype: torch.empty_strided(size, stride, dtype=dtype, device="cpu")
-                weight, out = (
-                    made(torch.bfloat16).copy_(_cut(raw, begin, size)),
-                    made(torch.float32),
-                )
-                rest = self._plane(share, f"r/{unit['name']}", 2 * offset, 2 * count)
-                _core.optim_join(weight.data_ptr(), rest.data_ptr(), out.data_ptr(), count)
-                _cut(tensor, begin, size).copy_(out)
+            part, ours = shards.part_of(name, tensor), shards.local(tensor)
+            shape, raw = placed.spec.shape, room(part.size, torch.bfloat16)
+            wanted = wanted_of(placed.offset, shape, [0] * len(shape), part, raw)
+            self._reader.copy(file, list(wanted))
+            ours.copy_(raw)
+            for held in pieces.get(name, []):
+                for first, size, rest in self._shared(held, "r", part):
+                    weight, rest = _cut(raw, part, first, size).contiguous(), rest.contiguous()
+                    out = room(size, torch.float32)
+                    _core.optim_join(
+                        weight.data_ptr(), rest.data_ptr(), out.data_ptr(), out.numel()
+                    )
+                    _cut(ours, part, first, size).copy_(out)
 
     def _state_dict(self) -> dict[str, Any]:
         """As torch's optimizer takes it."""
@@ -156,18 +158,27 @@ class InMemory:
             kinds = {}
         updates = {plain(name): count for name, count in self._state["updates"].items()}
         of_param: dict[str, dict[str, Any]] = {}
-        for name, share, unit, (_, size, stride, offset), begin in self._held():
-            if not updates.get(name) or not unit["updated"]:
+        for held in self._held():
+            if not updates.get(held.name) or not held.unit["updated"]:
                 continue
-            param = self._params[name]
-            entry = of_param.setdefault(name, {} if sgd else {"step": _zeros(()) + updates[name]})
+            param = self._params[held.name]
+            part = shards.part_of(held.name, param)
+            entry = of_param.setdefault(
+                held.name, {} if sgd else {"step": _zeros(()) + updates[held.name]}
+            )
             for key, plane in kinds.items():
-                whole = entry[key] = entry[key] if key in entry else _zeros(param.shape)
-                flat = self._moment(share, unit, plane, offset, math.prod(size))
-                _cut(whole, begin, size).copy_(torch.as_strided(flat, size, stride))
+                if key not in entry:
+                    entry[key] = _zeros(part.size)
+                for first, size, values in self._shared(held, plane, part):
+                    _cut(entry[key], part, first, size).copy_(values)
         numbers = {param: i for i, param in enumerate(self._all_params())}
         state = {
-            numbers[param]: of_param[name]
+            numbers[param]: {
+                key: shards.distributed(value, param)
+                if key in kinds and shards.is_sharded(param)
+                else value
+                for key, value in of_param[name].items()
+            }
             for param, name in self._names.items()
             if name in of_param and param in numbers
         }
@@ -177,11 +188,35 @@ class InMemory:
         ]
         return {"state": state, "param_groups": groups}
 
-    def _moment(self, share: dict, unit: dict, plane: str, offset: int, count: int) -> torch.Tensor:
+    def _shared(
+        self, held: _Held, plane: str, part: shards.Rectangle
+    ) -> Iterator[tuple[list[int], list[int], torch.Tensor]]:
+        """Begin, size and values of what a plane has of the part; nothing where it has nothing."""
+        shared = common(held.begin, held.size, part.begin, part.size)
+        if shared is None:
+            return
+        first, size = shared
+        at = sum((f - b) * s for f, b, s in zip(first, held.begin, held.stride))
+        end = at + sum((n - 1) * s for n, s in zip(size, held.stride)) + 1
+        if plane == "r":
+            flat = self._read(held, plane, 2 * (held.offset + at), 2 * (end - at))
+            yield first, size, torch.as_strided(flat.view(torch.int16), size, held.stride)
+        else:
+            begin = at // (self._moments.group or 1) * (self._moments.group or 1)
+            flat = self._moment(held, plane, held.offset + begin, end - begin)
+            yield first, size, torch.as_strided(flat, size, held.stride, at - begin)
+
+    def _read(self, held: _Held, plane: str, at: int, size: int) -> torch.Tensor:
+        number = held.share["objects"][f"{plane}/{held.unit['name']}"]["part"]
+        piece = self._reader.manifest.state[number]
+        found = room((size,), torch.uint8)
+        self._reader.copy(piece.file, [Wanted(piece.offset + at, size, found.data_ptr())])
+        return found
+
+    def _moment(self, held: _Held, plane: str, offset: int, count: int) -> torch.Tensor:
         flat, at = torch.empty(count, dtype=torch.float32, device="cpu"), 0
-        key = f"{plane}/{unit['name']}"
-        for run in self._moments.runs(unit["elements"], offset, count):
-            read = lambda at, size: bytearray(self._plane(share, key, at, size).numpy().tobytes())
+        for run in self._moments.runs(held.unit["elements"], offset, count):
+            read = lambda at, size: bytearray(self._read(held, plane, at, size).numpy().tobytes())
             data, scales = read(run.data_at, run.data_bytes), read(run.scales_at, run.scales_bytes)
             flat[at : at + run.count] = self._moments.decode(plane, run.count, data, scales)
             at += run.count
@@ -193,5 +228,8 @@ def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float32, device="cpu")
 
 
-def _cut(whole: torch.Tensor, begin: list[int], size: list[int]) -> torch.Tensor:
-    return whole[tuple(slice(b, b + n) for b, n in zip(begin, size))]
+def _cut(
+    ours: torch.Tensor, part: shards.Rectangle, first: list[int], size: list[int]
+) -> torch.Tensor:
+    """The rectangle from `first` on of a tensor whose `part` is `ours`."""
+    return ours[tuple(slice(f - b, f - b + n) for f, b, n in zip(first, part.begin, size))]

@@ -364,21 +364,19 @@ class Reader:
         for name, tensor in into.items():
             file, placed = there[self.manifest.aliases.get(name, name)]
             spec = placed.spec
-            part = shards.mine(name, tensor) if shards.is_sharded(tensor) else None
-            ours = shards.local(tensor)
+            part, ours = shards.part_of(name, tensor), shards.local(tensor)
             direct = ours.device.type == "cpu" and ours.is_contiguous()
             if not direct:
                 held = room(ours.shape, spec.dtype)
                 later.append((ours, held))
             target = ours if direct else held
-            whole = part or shards.Rectangle((0,) * len(spec.shape), spec.shape)
             by_file.setdefault(file, []).extend(
                 Wanted(
                     placed.offset + run.at * spec.dtype.itemsize,
                     run.count * spec.dtype.itemsize,
                     target.data_ptr() + run.within * spec.dtype.itemsize,
                 )
-                for run in runs(spec.shape, whole.begin, whole.size)
+                for run in runs(spec.shape, part.begin, part.size)
             )
         for file, wanted in by_file.items():
             self.copy(file, wanted, progress)

@@ -80,6 +80,13 @@ def mine(name: str, tensor: torch.Tensor) -> Rectangle:
     return found
 
 
+def part_of(name: str, tensor: torch.Tensor) -> Rectangle:
+    """What this rank has of a tensor; all of one that is not sharded."""
+    if is_sharded(tensor):
+        return mine(name, tensor)
+    return Rectangle((0,) * tensor.dim(), tuple(tensor.shape))
+
+
 def distributed(ours: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A distributed tensor that lies as `like` does; `ours` is this rank's part of it."""
     from torch.distributed.tensor import DTensor
