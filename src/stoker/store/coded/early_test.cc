@@ -130,8 +130,8 @@ TEST(CodedHeadersAhead, AReaderThatGoesOnFindsThem) {
   EXPECT_EQ(reads.get() - before, expected + (kStripes - 1) * kChunks);
 }
 
-// All chunks of a stripe are looked at in one step, beside each other.
-TEST(CodedScrubWaits, AStripeWaitsForOneTransfer) {
+// All chunks of a stripe are looked at in one step, beside each other and beside the next stripe.
+TEST(CodedScrubWaits, AStripeWaitsForOneTransferAtMost) {
   const auto waits = [](size_t stripes) {
     CodedWorldOptions options = quiet(4, 2);
     options.latency_ns = 1'000'000;
@@ -145,7 +145,7 @@ TEST(CodedScrubWaits, AStripeWaitsForOneTransfer) {
     EXPECT_EQ(report->found(), 0U);
     return world.waits() - before;
   };
-  EXPECT_EQ(waits(8) - waits(2), 6U);
+  EXPECT_LE(waits(8), waits(2) + 6);
 }
 
 TEST_F(CodedEarly, TheCommitFindsTheChunksWritten) {

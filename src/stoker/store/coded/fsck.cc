@@ -115,8 +115,8 @@ class Checking {
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((map_.live() & shard_bit(shard)) == 0) continue;
       for (size_t area = 0; area < 2; ++area) {
-        PiecewiseRead read(shards_, shard, shape_.area_at(area), shape_.area_bytes);
-        while (!read.done()) read.step();
+        PiecewiseRead read(shards_, shard, shape_.area_at(area), shape_.area_bytes, {});
+        while (!read.done()) read.step(PiecewiseRead::kAtOnce);
         const auto image = read_table_image(shards_.store(), read.bytes());
         if (!image || image->stamp != image_stamp_) continue;
         uint64_t bytes = framed_bytes(16);  // the record behind its pieces
@@ -224,8 +224,8 @@ class Checking {
   }
 
   PiecewiseRead all_of(size_t shard, uint64_t offset, size_t bytes, const char* what) {
-    PiecewiseRead read(shards_, shard, offset, bytes);
-    while (!read.done()) read.step();
+    PiecewiseRead read(shards_, shard, offset, bytes, {});
+    while (!read.done()) read.step(PiecewiseRead::kAtOnce);
     if (!read.readable())
       report_.problems.push_back(std::string("the ") + what + " of '" + path(shard) +
                                  "' has sectors that cannot be read");

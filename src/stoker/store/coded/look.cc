@@ -51,12 +51,23 @@ std::array<std::optional<Superblock>, 2> superblock_copies(Shards& shards, size_
   return copies;
 }
 
-size_t PiecewiseRead::step() {
-  const size_t piece = std::min(kPieceBytes, bytes_.size() - at_);
-  Area area{shard_, offset_ + at_, bytes_.slice().sub(at_, piece)};
-  readable_ = read_areas(shards_, Priority::scrub, {&area, 1}).empty() && readable_;
-  at_ += piece;
-  return piece;
+PiecewiseRead::PiecewiseRead(Shards& shards, size_t shard, uint64_t offset, size_t bytes,
+                             AlignedBytes used)
+    : shards_(shards),
+      shard_(shard),
+      offset_(offset),
+      bytes_(used.size() == bytes && !used.lost() ? std::move(used)
+                                                  : AlignedBytes::faulted(bytes)) {}
+
+size_t PiecewiseRead::step(size_t pieces) {
+  std::vector<Area> areas;
+  const size_t begin = at_;
+  for (; areas.size() < pieces && at_ < bytes_.size(); at_ += areas.back().into.size) {
+    const size_t piece = std::min(kPieceBytes, bytes_.size() - at_);
+    areas.push_back({shard_, offset_ + at_, bytes_.slice().sub(at_, piece)});
+  }
+  readable_ = read_areas(shards_, Priority::scrub, areas).empty() && readable_;
+  return at_ - begin;
 }
 
 std::optional<TableImage> read_table_image(const StoreId& store, std::span<const std::byte> area) {

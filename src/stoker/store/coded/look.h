@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "stoker/store/coded/shards.h"
@@ -44,13 +45,16 @@ std::array<std::optional<Superblock>, 2> superblock_copies(Shards& shards, size_
 // that cannot be read are zeros.
 class PiecewiseRead {
  public:
-  PiecewiseRead(Shards& shards, size_t shard, uint64_t offset, size_t bytes)
-      : shards_(shards), shard_(shard), offset_(offset), bytes_(bytes) {}
-  // One piece; how many bytes that were.
-  size_t step();
+  // Pieces, where nobody else wants the disk: so many keep it at work.
+  static constexpr size_t kAtOnce = 8;
+  // `used`: memory of another one, to be used again if it is of this size.
+  PiecewiseRead(Shards& shards, size_t shard, uint64_t offset, size_t bytes, AlignedBytes used);
+  // So many pieces at once, as far as there are so many; how many bytes that were.
+  size_t step(size_t pieces);
   bool done() const { return at_ == bytes_.size(); }
   bool readable() const { return readable_; }  // all of it
   std::span<const std::byte> bytes() const { return bytes_.span(); }
+  AlignedBytes take_memory() { return std::move(bytes_); }
 
  private:
   Shards& shards_;

@@ -10,12 +10,17 @@ constexpr double kBurstSeconds = 0.1;  // what may be saved up
 
 }  // namespace
 
+bool Pace::busy(uint64_t now) const {
+  const uint64_t used = used_ns_.load(std::memory_order_relaxed);
+  return used != 0 && now < used + kBusyNs;
+}
+
+bool Pace::free() const { return rate_ == 0 && (busy_rate_ == 0 || !busy(clock_.now_ns())); }
+
 uint64_t Pace::wait_ns() {
   const uint64_t now = clock_.now_ns();
-  const uint64_t used = used_ns_.load(std::memory_order_relaxed);
-  const bool busy = used != 0 && now < used + kBusyNs;
   uint64_t rate = rate_;
-  if (busy && busy_rate_ != 0) rate = rate == 0 ? busy_rate_ : std::min(rate, busy_rate_);
+  if (busy(now) && busy_rate_ != 0) rate = rate == 0 ? busy_rate_ : std::min(rate, busy_rate_);
   const auto seconds = static_cast<double>(now - at_ns_) / 1e9;
   at_ns_ = now;
   if (rate == 0) {

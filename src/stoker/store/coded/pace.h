@@ -20,6 +20,8 @@ class Pace {
   void used() { used_ns_.store(clock_.now_ns(), std::memory_order_relaxed); }
   // How long until the next step may begin; 0: now.
   uint64_t wait_ns();
+  // Nothing holds it back now: there is no rate, or only one for while others use the store.
+  bool free() const;
   // What a step moved. It may be more than was there: the next one then waits for it.
   void spend(uint64_t bytes) {
     tokens_ -= static_cast<double>(bytes);
@@ -28,6 +30,8 @@ class Pace {
   uint64_t spent() const { return spent_; }  // in all
 
  private:
+  bool busy(uint64_t now) const;
+
   const uint64_t rate_, busy_rate_;
   const Clock& clock_;
   std::atomic<uint64_t> used_ns_{0};

@@ -174,66 +174,66 @@ Compared Rebuilder::judge(const Stripe& stripe, size_t position, const Piece& pi
 }
 
 // All live chunks at once, each block compared with its checksum on its shard's threads.
-Result<uint32_t> Rebuilder::right_chunks(const StripePtr& stripe) {
+std::unique_ptr<StripeLook> Rebuilder::begin_look(const StripePtr& stripe) {
   if (shape_.rows() > kRowsRebuilt ||
       reader_.rows_of_share(shape_.rows(), shape_.n()) < shape_.rows())
-    return 0;
+    return nullptr;
   const HeaderPins pins(map_, stripe);
-  STOKER_TRY(load_headers_paced(stripe));
-  if (!stripe->overrides.empty()) return 0;
-  const auto memory = reader_.take_scratch(shape_.rows(), shape_.n(), "a scrub of a coded store");
-  if (!memory || (*memory)->rows < shape_.rows()) return 0;
-  const Headers& headers = *stripe->headers;
-  struct Chunk {
-    size_t position;
-    AlignedBytes pairs;
-    std::vector<std::pair<size_t, size_t>> reads = {};  // and their blocks
-  };
-  std::vector<Chunk> chunks;
-  ShardBatch batch(shards_, Priority::scrub);
+  if (!load_headers_paced(stripe) || !stripe->overrides.empty()) return nullptr;
+  auto memory = reader_.take_scratch(shape_.rows(), shape_.n(), "a scrub of a coded store");
+  if (!memory || (*memory)->rows < shape_.rows()) return nullptr;
+  auto look = std::make_unique<StripeLook>(shards_, std::move(*memory), *stripe->headers);
   for (size_t c = 0; c < shape_.n(); ++c) {
-    if (!is_set(map_.live_positions(*stripe), c) || !is_known(headers, c)) continue;
-    Chunk& chunk = chunks.emplace_back(Chunk{c, AlignedBytes(header_bytes(shape_))});
-    const size_t slot = stripe->slots[c];
-    chunk.reads.emplace_back(
-        batch.read(stripe->shards[c], shape_.slot_at(slot), chunk.pairs.slice()), 0);
-    pace_.spend(chunk.pairs.size());
-    for (size_t row = 0; row < shape_.rows();) {
-      std::vector<uint32_t> crcs;
-      for (size_t r = row; r < shape_.rows() && !is_blank(headers, c, r); ++r)
-        crcs.push_back(headers.crcs[r * shape_.n() + c]);
-      const size_t count = crcs.size();
-      if (count > 0) {
-        const Slice into =
-            (*memory)->bytes.slice().sub((c * shape_.rows() + row) * kBlock, count * kBlock);
-        chunk.reads.emplace_back(
-            batch.read(stripe->shards[c], shape_.block_at(slot, row), into, std::move(crcs)),
-            count);
-        pace_.spend(count * kBlock);
-      }
-      row += count + 1;
-    }
+    if (is_set(map_.live_positions(*stripe), c) && is_known(look->headers, c))
+      read_chunk(*stripe, c, *look);
   }
-  batch.run();
+  look->batch.start();
+  return look;
+}
+
+void Rebuilder::read_chunk(const Stripe& stripe, size_t position, StripeLook& look) {
+  StripeLook::Chunk& chunk =
+      look.chunks.emplace_back(StripeLook::Chunk{position, AlignedBytes(header_bytes(shape_))});
+  const size_t shard = stripe.shards[position], slot = stripe.slots[position];
+  chunk.reads.emplace_back(look.batch.read(shard, shape_.slot_at(slot), chunk.pairs.slice()), 0);
+  pace_.spend(chunk.pairs.size());
+  const Slice blocks = look.memory->bytes.slice();
+  for (size_t row = 0; row < shape_.rows();) {
+    std::vector<uint32_t> crcs;
+    for (size_t r = row; r < shape_.rows() && !is_blank(look.headers, position, r); ++r)
+      crcs.push_back(look.headers.crcs[r * shape_.n() + position]);
+    const size_t count = crcs.size();
+    if (count > 0) {
+      const Slice into = blocks.sub((position * shape_.rows() + row) * kBlock, count * kBlock);
+      chunk.reads.emplace_back(
+          look.batch.read(shard, shape_.block_at(slot, row), into, std::move(crcs)), count);
+      pace_.spend(count * kBlock);
+    }
+    row += count + 1;
+  }
+}
+
+uint32_t Rebuilder::right_chunks(const Stripe& stripe, StripeLook& look) const {
+  look.batch.finish();
   RawHeaders raw(shape_);
   uint32_t right = 0;
-  for (Chunk& chunk : chunks) {
+  for (StripeLook::Chunk& chunk : look.chunks) {
     const bool came = std::all_of(chunk.reads.begin(), chunk.reads.end(), [&](const auto& read) {
       for (size_t block = 0; block < read.second; ++block) {
-        if (!batch.right(read.first, block)) return false;
+        if (!look.batch.right(read.first, block)) return false;
       }
-      return batch.ok(read.first);
+      return look.batch.ok(read.first);
     });
     if (!came) continue;
-    raw.take(shape_, shards_.store(), stripe->id, chunk.position, chunk.pairs.span());
-    Headers next = headers;
+    raw.take(shape_, shards_.store(), stripe.id, chunk.position, chunk.pairs.span());
+    Headers next = look.headers;
     if (adopt(next, raw, chunk.position)) continue;
     Own own{std::move(chunk.pairs), {}};
     for (size_t row = 0; row < shape_.rows(); ++row)
-      own.crcs.emplace_back(headers.crcs[row * shape_.n() + chunk.position]);
-    const Compared found = judge(*stripe, chunk.position, {0, shape_.pages(), 0, shape_.rows()},
-                                 own, raw, std::move(next));
-    if (found.right() && found.next.counters == headers.counters)
+      own.crcs.emplace_back(look.headers.crcs[row * shape_.n() + chunk.position]);
+    const Compared found = judge(stripe, chunk.position, {0, shape_.pages(), 0, shape_.rows()}, own,
+                                 raw, std::move(next));
+    if (found.right() && found.next.counters == look.headers.counters)
       right |= uint32_t{1} << chunk.position;
   }
   return right;

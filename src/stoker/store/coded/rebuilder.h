@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "stoker/store/coded/log_set.h"
@@ -45,6 +46,21 @@ struct Rebuilding {
   Rebuilt done = {};
 };
 
+// All live chunks of a stripe on their way from the shards. Its end waits for them.
+struct StripeLook {
+  StripeLook(Shards& shards, ScratchPtr of, const Headers& then)
+      : memory(std::move(of)), headers(then), batch(shards, Priority::scrub) {}
+  struct Chunk {
+    size_t position;
+    AlignedBytes pairs;                                 // its header pages
+    std::vector<std::pair<size_t, size_t>> reads = {};  // and their blocks
+  };
+  const ScratchPtr memory;
+  const Headers headers;  // as they were when it began: what changes later counts as not right
+  std::vector<Chunk> chunks;
+  ShardBatch batch;
+};
+
 // Writer thread. What it moves is spent of `pace`.
 class Rebuilder {
  public:
@@ -58,10 +74,12 @@ class Rebuilder {
 
   // Every row of this piece of the chunk with what the headers of all say.
   Result<Compared> compare(const StripePtr& stripe, size_t position, const Piece& piece);
+  // Begins to read all chunks of a stripe, once each. Null: that would be more than a step, or
+  // finds no memory, or no headers.
+  std::unique_ptr<StripeLook> begin_look(const StripePtr& stripe);
   // The positions of those chunks that are what the headers of all say, down to each copy of their
-  // pages: with one read of each. All others are for rebuild_step(); so is what would be more than
-  // a step, or finds no memory.
-  Result<uint32_t> right_chunks(const StripePtr& stripe);
+  // pages. All others are for rebuild_step().
+  uint32_t right_chunks(const Stripe& stripe, StripeLook& look) const;
   // about kRowsRebuilt rows; false: that was the last
   Result<bool> rebuild_step(Rebuilding& chunk);
   Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);  // all steps
@@ -81,6 +99,7 @@ class Rebuilder {
   bool is_blank(const Headers& headers, size_t position, size_t row) const;
   bool is_known(const Headers& headers, size_t position) const;
   bool adopt(Headers& headers, const RawHeaders& own, size_t position) const;
+  void read_chunk(const Stripe& stripe, size_t position, StripeLook& look);
   void install(const StripePtr& stripe, Headers headers);
   Result<Own> read_own(const Stripe& stripe, size_t position, const Piece& piece, RawHeaders& raw);
   Status rebuild_piece(const StripePtr& stripe, size_t position, const Piece& piece, Rebuilt& done);

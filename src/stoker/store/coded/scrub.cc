@@ -73,6 +73,13 @@ class Scrubbing {
     uint32_t incarnation = 0;  // of the shard, when it was read
     std::vector<Region> areas;
   };
+  // A stripe; weak: what is removed meanwhile frees its slots.
+  struct Looking {
+    std::string key;  // of its object
+    std::weak_ptr<Stripe> stripe;
+    bool had_headers = false;         // before it was looked at
+    std::unique_ptr<StripeLook> all;  // of its chunks, on their way
+  };
   template <typename Each>
   void each_live(Each each) const {
     const ShardSet set = map_.live();
@@ -134,7 +141,7 @@ class Scrubbing {
       if (area.nth == 0) images_ = logs_.images();
       begin_reading(area);
     }
-    spend(reading_->step());
+    spend(reading_->step(pace_.free() ? PiecewiseRead::kAtOnce : 1));
     if (!reading_->done()) return true;
     // What fails once is read again.
     if (!reading_->readable() && !std::exchange(again_, true)) {
@@ -148,15 +155,19 @@ class Scrubbing {
       unreadable.areas.push_back(area);
     }
     const Status looked = area.log ? take_segment(area) : take_table(area);
+    read_before_ = reading_->take_memory();
     reading_.reset();
     areas_.pop_front();
+    if (areas_.empty()) read_before_ = {};
     if (!looked) return looked.error();
     return true;
   }
 
   void begin_reading(const Region& area) {
     const uint64_t at = area.log ? shape_.segment_at(area.nth) : shape_.area_at(area.nth);
-    reading_.emplace(shards_, area.shard, at, area.log ? shape_.segment_bytes : shape_.area_bytes);
+    const size_t bytes = area.log ? shape_.segment_bytes : shape_.area_bytes;
+    AlignedBytes used = reading_ ? reading_->take_memory() : std::move(read_before_);
+    reading_.emplace(shards_, area.shard, at, bytes, std::move(used));
   }
 
   // Every shard has the newest image whole; and can be read, or the next opening would leave it
@@ -290,7 +301,7 @@ class Scrubbing {
       return true;
     }
     if (!reading_) begin_reading(unreadable.areas.back());
-    spend(reading_->step());
+    spend(reading_->step(pace_.free() ? PiecewiseRead::kAtOnce : 1));
     if (!reading_->done()) return true;
     const bool readable = reading_->readable();
     reading_.reset();
@@ -344,48 +355,63 @@ class Scrubbing {
     return nullptr;
   }
 
+  // The next stripe, with what it was like before anything of it was loaded.
+  std::optional<Looking> next_look() {
+    const StripePtr stripe = next_stripe();
+    if (!stripe) return {};
+    const auto map = map_.lock();
+    return Looking{key_, stripe, stripe->headers.has_value(), nullptr};
+  }
+
+  // Whoever asked waits for it: all chunks of a stripe at once, as each is on its own disk; and
+  // those of the next one are on their way meanwhile, where no rate holds that back.
+  void look_at_all(const StripePtr& stripe) {
+    right_ = 0;
+    if (asked_ != Asked::by_somebody) return;
+    if (!looking_->all) looking_->all = rebuilder_.begin_look(stripe);
+    if (pace_.free()) {
+      ahead_ = next_look();
+      const StripePtr next = ahead_ ? ahead_->stripe.lock() : nullptr;
+      if (next) ahead_->all = rebuilder_.begin_look(next);
+    }
+    const auto all = std::move(looking_->all);
+    if (all) right_ = rebuilder_.right_chunks(*stripe, *all);
+  }
+
   Result<bool> check_next() {
     if (chunk_) return check_piece();
-    StripePtr stripe;
-    if (position_ > 0) {
-      stripe = stripe_.lock();
-    } else {
-      stripe = next_stripe();
-      chunks_done_ = !stripe;
-      stripe_ = stripe;  // weak: what is removed meanwhile frees its slots
-      if (stripe) {
-        const auto map = map_.lock();
-        had_headers_ = stripe->headers.has_value();
-      }
+    if (position_ == 0) {
+      looking_ = ahead_ ? std::exchange(ahead_, std::nullopt) : next_look();
+      chunks_done_ = !looking_;
     }
+    const StripePtr stripe = looking_ ? looking_->stripe.lock() : nullptr;
     const size_t position = position_;
     position_ = stripe ? (position_ + 1) % shape_.n() : 0;
     if (!stripe) return true;
+    if (position == 0) right_ = 0;
     if (!is_set(map_.live_positions(*stripe), position)) {
-      if (position_ == 0 && !had_headers_) forget_headers(*stripe);
+      if (position_ == 0) forget_headers(*stripe);
       return true;
     }
     if (const Status loaded = rebuilder_.load_headers_paced(stripe); !loaded) {
-      report_->lose("'" + key_ + "': " + loaded.error().what);
+      report_->lose("'" + looking_->key + "': " + loaded.error().what);
       tell_chunk();
       return true;
     }
-    // Whoever asked waits for it: all chunks of a stripe in one step, as each is on its own disk.
-    if (position == 0) right_ = 0;
-    if (position == 0 && asked_ == Asked::by_somebody) {
-      STOKER_ASSIGN(right_, rebuilder_.right_chunks(stripe));
-    }
+    if (position == 0) look_at_all(stripe);
     if (is_set(right_, position)) {
-      if (position_ == 0 && !had_headers_) forget_headers(*stripe);
+      if (position_ == 0) forget_headers(*stripe);
       tell_chunk();
       return true;
     }
+    if (ahead_) ahead_->all.reset();  // this one may need its memory
     chunk_ = Rebuilding{stripe, position};
     return check_piece();
   }
 
   // A scrub reads the headers of all stripes; those of others do not go for that.
   void forget_headers(Stripe& stripe) {
+    if (looking_->had_headers) return;
     const auto map = map_.lock();
     map->headers.forget(stripe);
   }
@@ -399,7 +425,7 @@ class Scrubbing {
     if (more && *more) return true;
     const Rebuilding chunk = std::move(*chunk_);
     chunk_.reset();
-    if (stripe && position_ == 0 && !had_headers_) forget_headers(*stripe);
+    if (stripe && position_ == 0) forget_headers(*stripe);
     if (!live) return true;
     const size_t shard = stripe->shards[chunk.position];
     // it cannot be written
@@ -407,7 +433,7 @@ class Scrubbing {
     report_->blocks += chunk.done.blocks;
     report_->pages += chunk.done.pages;
     if (more && chunk.done.lost > 0)
-      report_->lose(std::to_string(chunk.done.lost) + " blocks of '" + key_ + "' on '" +
+      report_->lose(std::to_string(chunk.done.lost) + " blocks of '" + looking_->key + "' on '" +
                     shards_[shard].path + "' cannot be decoded: " + chunk.done.why);
     tell_chunk();
     return true;
@@ -436,6 +462,7 @@ class Scrubbing {
   bool begun_ = false, logs_begun_ = false, logs_done_ = false, chunks_done_ = false;
   std::deque<Region> areas_;                 // read next
   std::optional<PiecewiseRead> reading_;     // of the first of them
+  AlignedBytes read_before_;                 // what the one before it was read into
   uint64_t images_ = 0;                      // written, when the shard's first area was begun with
   Stamp newest_image_ = 0;                   // of the areas of this shard
   Stamp begun_at_ = 0;                       // when the logs were
@@ -446,10 +473,9 @@ class Scrubbing {
   size_t to_fold_ = 0, folded_ = 0;          // stripes, for that
   // stripes that this pass does not look at, from this one on
   Stamp made_since_ = 0;
-  bool had_headers_ = false;  // the stripe that is looked at, before it was
-  std::string key_;           // of the object that is looked at
-  size_t index_ = 0;          // of its stripe that comes next
-  std::weak_ptr<Stripe> stripe_;
+  std::string key_;   // of the object whose stripe was begun last
+  size_t index_ = 0;  // of its stripe that comes next
+  std::optional<Looking> looking_, ahead_;
   size_t position_ = 0;              // of its chunk that is next
   uint32_t right_ = 0;               // its chunks of which all was seen to be right
   std::optional<Rebuilding> chunk_;  // of it, that is looked at

@@ -364,6 +364,21 @@ TEST(CodedScrub, KeepsNoHeadersThatItLoaded) {
   EXPECT_EQ(store->info().map_bytes, outside);
 }
 
+// What is on its way has its memory: the chunks of a stripe, and those of the next one.
+TEST(CodedScrub, ReadsTheNextStripeBesideTheOneThatItLooksAt) {
+  CodedWorld world(quiet(4, 2));
+  auto store = std::move(*world.open_small());
+  for (uint64_t i = 0; i < 4; ++i) put(*store, std::to_string(i), 4096, i);
+  const Budget& budget = world.runtime().budget();
+  const uint64_t stripes = budget.used() + 2 * 6 * store->shape().chunk_bytes;
+  ASSERT_LT(budget.peak(), stripes);
+  const auto report = std::make_shared<ScrubReport>();
+  ASSERT_OK(store->scrub(report).wait());
+  EXPECT_EQ(report->chunks, 24U);
+  EXPECT_GE(budget.peak(), stripes);
+  EXPECT_EQ(report->found(), 0U);
+}
+
 // Objects with ever higher names come as fast as it goes on.
 TEST(CodedScrub, EndsAlthoughThereIsMoreAndMoreToLookAt) {
   CodedWorld world(quiet(4, 2));

@@ -697,7 +697,8 @@ void ShardBatch::on_done(Request& request) noexcept {
   if (--batch.left_ == 0) batch.done_.notify_all();
 }
 
-void ShardBatch::begin() {
+void ShardBatch::start() {
+  if (empty()) return;
   {
     const MutexLock lock(mutex_);
     left_ = reads_.size() + puts_.size();
@@ -719,9 +720,7 @@ void ShardBatch::note(size_t shard, const Status& status, ShardSet& failed) {
   failed |= shard_bit(shard);
 }
 
-ShardSet ShardBatch::run() {
-  if (empty()) return 0;
-  begin();
+ShardSet ShardBatch::finish() {
   wait();
   while (take_busy()) wait();
   ShardSet failed = 0;

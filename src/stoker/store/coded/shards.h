@@ -136,6 +136,7 @@ class ShardBatch {
   ShardBatch(Shards& shards, Priority priority) : shards_(shards), priority_(priority) {}
   ShardBatch(const ShardBatch&) = delete;
   ShardBatch& operator=(const ShardBatch&) = delete;
+  ~ShardBatch() { wait(); }  // for what was started and is not finished
 
   // The index of the read. `crcs`: what those of its blocks should be; none: they are not compared.
   size_t read(size_t shard, uint64_t offset, Slice into, std::vector<uint32_t> crcs = {});
@@ -146,9 +147,14 @@ class ShardBatch {
   // These shards make durable at the end what was written, here and before.
   void flush(ShardSet set);
   bool empty() const { return reads_.empty() && puts_.empty(); }
-  // The shards of which any transfer failed; each is told in `trouble` of its Member by whoever
-  // drops it.
-  ShardSet run();
+  void start();
+  // Waits for all of them. The shards of which any transfer failed; each is told in `trouble` of
+  // its Member by whoever drops it.
+  ShardSet finish();
+  ShardSet run() {
+    start();
+    return finish();
+  }
   // Of a read.
   bool ok(size_t index) const { return reads_[index].request.status.has_value(); }
   // Likewise: this block of it came, and is what its CRC says.
@@ -166,7 +172,6 @@ class ShardBatch {
   ShardPut& put_to(size_t shard);
   template <typename Request>
   static void on_done(Request& request) noexcept;
-  void begin();
   void wait();
   bool take_busy();
   void note(size_t shard, const Status& status, ShardSet& failed);
