@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <latch>
 #include <utility>
 
 #include "stoker/base/log.h"
@@ -54,14 +55,18 @@ bool Joining::choose() {
   return true;
 }
 
+StripePtr Joining::next_listed() {
+  while (!to_join_.empty()) {
+    StripePtr stripe = to_join_.back().lock();
+    to_join_.pop_back();
+    if (stripe && !joined_.contains(stripe->id)) return stripe;
+  }
+  return nullptr;
+}
+
 StripePtr Joining::next() {
   for (int looks = 0; looks < 2; ++looks) {
-    while (!to_join_.empty()) {
-      StripePtr stripe = to_join_.back().lock();
-      to_join_.pop_back();
-      if (stripe && !joined_.contains(stripe->id)) return stripe;
-    }
-    if (looks > 0) break;
+    if (StripePtr stripe = next_listed(); stripe || looks > 0) return stripe;
     // The most urgent of all that is missing: at first everything, later what is left and what came
     // meanwhile.
     std::vector<std::pair<MapState::Urgency, StripePtr>> missing;
@@ -87,10 +92,62 @@ StripePtr Joining::next() {
   return nullptr;
 }
 
+std::optional<size_t> Joining::position_on_it(const Stripe& stripe) const {
+  const auto found = std::find(stripe.shards.begin(), stripe.shards.end(), *shard_);
+  if (found == stripe.shards.end()) return {};
+  return static_cast<size_t>(found - stripe.shards.begin());
+}
+
+// A thread each. What one of them cannot do, for lack of memory, say, is begun again by itself.
+Status Joining::begin_some(const StripePtr& first) {
+  struct Each {
+    StripePtr stripe;
+    std::optional<Result<Rebuilt>> done;
+  };
+  std::vector<Each> all{{first, {}}};
+  const size_t most = rebuilder_.at_once();
+  while (all.size() < most) {
+    StripePtr stripe = next_listed();
+    if (!stripe) break;
+    const auto map = map_.lock();
+    if (map->urgency(*stripe) != map->urgency(*first)) {  // it comes after them
+      to_join_.push_back(stripe);
+      break;
+    }
+    all.push_back({std::move(stripe), {}});
+  }
+  if (all.size() == 1) return begin(first);
+  if (!helpers_) helpers_ = std::make_unique<Pool>(most);
+  std::latch left(static_cast<ptrdiff_t>(all.size()));
+  for (Each& each : all) {
+    helpers_->run([this, &each, &left, position = position_on_it(*each.stripe)] {
+      if (position && rebuilder_.load_headers_paced(each.stripe))
+        each.done = rebuilder_.rebuild(each.stripe, *position);
+      left.count_down();
+    });
+  }
+  left.wait();
+  Status status;
+  for (const Each& each : all) {
+    if (each.done && *each.done) {
+      joined_.insert(each.stripe->id);
+      count(**each.done, 0);
+    } else if (status) {
+      status = begin(each.stripe);
+    }
+  }
+  return status;
+}
+
+void Joining::count(const Rebuilt& done, size_t blocks_before) {
+  const auto map = map_.lock();
+  map->counts.rebuilt_bytes += (done.blocks - blocks_before) * kBlock;
+}
+
 Status Joining::begin(const StripePtr& stripe) {
-  const auto position = static_cast<size_t>(
-      std::find(stripe->shards.begin(), stripe->shards.end(), *shard_) - stripe->shards.begin());
-  if (position == shape_.n()) return {};
+  const auto at = position_on_it(*stripe);
+  if (!at) return {};
+  const size_t position = *at;
   if (const Status loaded = rebuilder_.load_headers_paced(stripe); !loaded) {
     STOKER_TRY(forget_chunk(stripe, position));
     rebuilder_.note_loss(stripe, position, loaded.error().what);
@@ -108,10 +165,7 @@ Status Joining::step() {
   if (!more) {
     if (const StripePtr stripe = chunk.stripe.lock()) joined_.insert(stripe->id);
   }
-  {
-    const auto map = map_.lock();
-    map->counts.rebuilt_bytes += (chunk.done.blocks - before) * kBlock;
-  }
+  count(chunk.done, before);
   if (!more) chunk_.reset();
   return {};
 }
@@ -142,6 +196,7 @@ Status Joining::forget_chunk(const StripePtr& stripe, size_t position) {
 
 void Joining::end() {
   shard_.reset();
+  helpers_.reset();
   chunk_.reset();
   joined_.clear();
   to_join_.clear();

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "stoker/base/pool.h"
 #include "stoker/store/coded/log_set.h"
 #include "stoker/store/coded/rebuilder.h"
 
@@ -30,6 +31,8 @@ class Joining {
   StripePtr next();  // null: the shard has all
   Status begin(const StripePtr& stripe);
   Status step();
+  // This one; where nothing holds that back all of it, beside the next ones of the same urgency.
+  Status begin_some(const StripePtr& first);
   // What a fold has changed of a stripe that the shard has, or is about to have: it gets that again
   // at once, or folds beside it would keep it away for ever.
   Status again(const StripePtr& stripe);
@@ -44,6 +47,9 @@ class Joining {
   Status checkpoint();
 
  private:
+  StripePtr next_listed();
+  std::optional<size_t> position_on_it(const Stripe& stripe) const;
+  void count(const Rebuilt& done, size_t blocks_before);
   Status forget_chunk(const StripePtr& stripe, size_t position);
 
   CommittedMap& map_;
@@ -55,6 +61,7 @@ class Joining {
   std::optional<Rebuilding> chunk_;             // of it, that has not all of its rows yet
   std::vector<std::weak_ptr<Stripe>> to_join_;  // stripes to look at, the last one first
   std::set<uint64_t> joined_;                   // stripes that it has by now
+  std::unique_ptr<Pool> helpers_;               // while there is a shard
   std::set<size_t> given_up_;                   // shards that failed while they were resynced
 };
 

@@ -1,6 +1,7 @@
 #include "stoker/store/coded/pace.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace stoker::coded {
 namespace {
@@ -23,6 +24,8 @@ uint64_t Pace::wait_ns() {
   if (busy(now) && busy_rate_ != 0) rate = rate == 0 ? busy_rate_ : std::min(rate, busy_rate_);
   const auto seconds = static_cast<double>(now - at_ns_) / 1e9;
   at_ns_ = now;
+  const uint64_t spent = this->spent();
+  tokens_ -= static_cast<double>(spent - std::exchange(counted_, spent));
   if (rate == 0) {
     tokens_ = 0;
     return 0;

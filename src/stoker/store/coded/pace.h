@@ -9,7 +9,7 @@
 
 namespace stoker::coded {
 
-// One thread asks and spends; any thread tells that the store is used.
+// One thread asks; any thread spends, and tells that the store is used.
 class Pace {
  public:
   // Bytes a second, 0: no limit; `busy_rate` also holds while others use the store (within the last
@@ -23,11 +23,8 @@ class Pace {
   // Nothing holds it back now: there is no rate, or only one for while others use the store.
   bool free() const;
   // What a step moved. It may be more than was there: the next one then waits for it.
-  void spend(uint64_t bytes) {
-    tokens_ -= static_cast<double>(bytes);
-    spent_ += bytes;
-  }
-  uint64_t spent() const { return spent_; }  // in all
+  void spend(uint64_t bytes) { spent_.fetch_add(bytes, std::memory_order_relaxed); }
+  uint64_t spent() const { return spent_.load(std::memory_order_relaxed); }  // in all
 
  private:
   bool busy(uint64_t now) const;
@@ -37,7 +34,8 @@ class Pace {
   std::atomic<uint64_t> used_ns_{0};
   uint64_t at_ns_;     // when tokens_ was counted
   double tokens_ = 0;  // bytes; below 0: owed
-  uint64_t spent_ = 0;
+  std::atomic<uint64_t> spent_{0};
+  uint64_t counted_ = 0;  // of what was spent, in tokens_
 };
 
 // Of what goes on in the background of one store.

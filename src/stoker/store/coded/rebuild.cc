@@ -15,6 +15,7 @@ namespace {
 
 // at least, in a step, if the chunk has so many: commits wait for one
 constexpr size_t kRowsRebuilt = 256;
+constexpr size_t kChunksAtOnce = 4;
 
 Error failing(const std::string& path, const std::string& why) {
   return fail(Code::io, "a chunk on the shard '{}' cannot be rebuilt: {}", path, why);
@@ -324,6 +325,13 @@ Result<bool> Rebuilder::rebuild_step(Rebuilding& chunk) {
     if (chunk.done.blocks > 0) map->stuck.erase(stripe->id);
   }
   return false;
+}
+
+size_t Rebuilder::at_once() const {
+  const size_t rows = kChunksAtOnce * WrongRows::kRowsMost;
+  const bool fits =
+      shape_.rows() <= kRowsRebuilt && reader_.rows_of_share(rows, shape_.n()) == rows;
+  return fits && pace_.free() ? kChunksAtOnce : 1;
 }
 
 Result<Rebuilt> Rebuilder::rebuild(const StripePtr& stripe, size_t position) {

@@ -61,7 +61,7 @@ struct StripeLook {
   ShardBatch batch;
 };
 
-// Writer thread. What it moves is spent of `pace`.
+// Writer thread, and for it others: one thread a stripe. What it moves is spent of `pace`.
 class Rebuilder {
  public:
   Rebuilder(CommittedMap& map, Shards& shards, Reader& reader, LogSet& logs, Pace& pace)
@@ -83,6 +83,9 @@ class Rebuilder {
   // about kRowsRebuilt rows; false: that was the last
   Result<bool> rebuild_step(Rebuilding& chunk);
   Result<Rebuilt> rebuild(const StripePtr& stripe, size_t position);  // all steps
+  // How many chunks to rebuild beside each other, where nothing holds that back: the disks wait for
+  // each chunk several times. 1: a chunk takes more than a step, or too much of the cap.
+  size_t at_once() const;
   // Before a page is written whose copies could not be read: on the disk they may have higher
   // counters than the next one, and count again when the others are gone.
   Status mend_unread(const StripePtr& stripe);

@@ -108,8 +108,8 @@ class CodedRepairCost : public ::testing::TestWithParam<std::pair<size_t, size_t
 
 // For each stripe: the headers of those that are left, the new disk's own (blank) pages and not its
 // blocks, one chunk more than decoding takes where there is one; the chunk is written, and its page
-// twice. Headers, pages, chunks, and the two writes: five transfers long. All flushes belong to the
-// admission.
+// twice. Headers, pages, chunks, and the two writes: five transfers long, at most. All flushes
+// belong to the admission.
 TEST_P(CodedRepairCost, OfAStripe) {
   const auto [k, m] = GetParam();
   const Cost few = cost_of(k, m, 3);
@@ -118,7 +118,7 @@ TEST_P(CodedRepairCost, OfAStripe) {
   EXPECT_EQ(many.read - few.read, 6 * (left * kPages + kPages + std::min(k + 1, left) * kChunk));
   EXPECT_EQ(many.written - few.written, 6 * (kChunk + kPages));
   EXPECT_EQ(many.flushes, few.flushes);
-  EXPECT_EQ(many.waits - few.waits, 6U * 5);
+  EXPECT_LE(many.waits, few.waits + 6 * 5);
 }
 
 INSTANTIATE_TEST_SUITE_P(Codes, CodedRepairCost,
@@ -185,6 +185,7 @@ class SlowDisk : public ::testing::Test {
   static constexpr uint64_t kRows = 6 * kChunk;  // all chunks of the rows that are decoded at once
   static constexpr uint64_t kCap = 1 << 30;
   static constexpr size_t kStripes = 10;
+  static constexpr size_t kStripesAtOnce = 4;  // by a repair
   static CodedWorldOptions options() {
     CodedWorldOptions options = quiet(4, 2);
     options.budget_bytes = kCap;
@@ -203,9 +204,12 @@ class SlowDisk : public ::testing::Test {
     while (run_.budget().used() != used_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     run_.disk().hold_reads(run_.slow());
   }
-  void expect_two_late() {
-    EXPECT_EQ(run_.disk().held(run_.slow()), 2U);
-    EXPECT_EQ(run_.budget().used() - used_, 2 * kRows);
+  // Two, and those that began before these were late.
+  void expect_late(size_t most) {
+    const size_t late = run_.disk().held(run_.slow());
+    EXPECT_GE(late, 2U);
+    EXPECT_LE(late, most);
+    EXPECT_EQ(run_.budget().used() - used_, late * kRows);
   }
   // Closing waits for what was left behind.
   void close() {
@@ -227,8 +231,22 @@ TEST_F(SlowDisk, ARepairDoesNotWaitForIt) {
   EXPECT_OK(repaired.wait());
   EXPECT_TRUE(run_.store().health().troubles.empty());
   EXPECT_EQ(run_.store().health().rebuilt_bytes, 10U * kChunk);
-  expect_two_late();
+  expect_late(kStripesAtOnce);
   close();
+  EXPECT_TRUE(run_.whole());
+}
+
+// As nobody else uses the store: a disk has so many requests, for the headers of as many stripes.
+TEST_F(SlowDisk, ARepairAsksForSeveralStripesAtOnce) {
+  run_.open(true);
+  run_.disk().hold_reads(run_.slow());
+  const auto repaired = run_.store().repair();
+  for (int i = 0; i < 5000 && run_.disk().held(run_.slow()) < kStripesAtOnce; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(run_.disk().held(run_.slow()), kStripesAtOnce);
+  run_.disk().let_go(run_.slow());
+  EXPECT_OK(repaired.wait());
+  EXPECT_EQ(run_.store().health().rebuilt_bytes, kStripes * kChunk);
   EXPECT_TRUE(run_.whole());
 }
 
@@ -252,7 +270,7 @@ TEST_F(SlowDisk, AReadThatDecodesDoesNotWaitForIt) {
     ASSERT_OK(done.wait());
     ASSERT_EQ(std::memcmp(into.data(), run_.content().data() + chunk * kChunk, kChunk), 0);
   }
-  expect_two_late();
+  expect_late(2);
   close();
 }
 
@@ -266,7 +284,7 @@ TEST_F(SlowDisk, AFoldThatFindsNoMemoryWaitsForTheReadsThatWereLeftBehind) {
   while (run_.budget().used() != used) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   run_.disk().hold_reads(run_.slow());
   ASSERT_OK(run_.store().repair().wait());
-  ASSERT_EQ(run_.disk().held(run_.slow()), 2U);
+  ASSERT_GE(run_.disk().held(run_.slow()), 2U);
   {
     const Grant others = std::move(*run_.budget().take(kCap - run_.budget().used(), "a test"));
     const auto folded = run_.store().fold_all();

@@ -25,7 +25,7 @@ Result<bool> Resync::resync_step() {
   Status status;
   const StripePtr next = joining_.has_begun() ? nullptr : joining_.next();
   if (joining_.has_begun() || next) {
-    status = joining_.has_begun() ? joining_.step() : joining_.begin(next);
+    status = joining_.has_begun() ? joining_.step() : joining_.begin_some(next);
     if (status) {
       joining_.tell();
       return true;

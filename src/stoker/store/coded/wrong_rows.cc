@@ -8,11 +8,6 @@
 #include "stoker/base/crc32c.h"
 
 namespace stoker::coded {
-namespace {
-
-constexpr size_t kRowsAtOnce = 64;
-
-}  // namespace
 
 WrongRows::WrongRows(CommittedMap& map, Shards& shards, Reader& reader, Pace& pace,
                      const Stripe& stripe, size_t position, Compared& found, Rebuilt& done)

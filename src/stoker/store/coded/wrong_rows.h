@@ -16,6 +16,8 @@ namespace stoker::coded {
 // shards; so much memory comes from the cap, thrice the rows that are read at once at most.
 class WrongRows {
  public:
+  static constexpr size_t kRowsAtOnce = 64;
+  static constexpr size_t kRowsMost = 3 * kRowsAtOnce;  // in memory: read, decoded, written
   // Of `found` the wrong rows are taken; those that are right at the end stand in their place, with
   // their checksums.
   WrongRows(CommittedMap& map, Shards& shards, Reader& reader, Pace& pace, const Stripe& stripe,
