@@ -55,7 +55,7 @@ class DirStoreTest : public ::testing::TestWithParam<bool> {
     runtime_.reset();
     fs::remove_all(root_);
   }
-  void open(StoreOptions options = {.create = true}) {
+  void open(const StoreOptions& options = {.create = true}) {
     store_.reset();
     auto opened =
         open_dir_store(root_ + "/in", runtime_->runtime(), options, {.openat2 = GetParam()});
