@@ -8,7 +8,8 @@ distributed checkpoint (DCP), the last also asynchronous, with a thread and with
 Each system and round is a process of its own; rounds are interleaved. The figure is the median,
 `ranges` has the least and the most. A step of training is a small forward and backward and AdamW
 over all parameters. `stoker offloaded` is the same model in a store of stoker.offload(). Each run
-has saved twice before it is measured, and keeps the last save only.
+has saved twice before it is measured, and keeps the last save only. With 2 ranks it is sharded
+(FSDP2), and the times are those of the slower rank.
 
 stall_seconds      that the loop waits: in the save, and in the gate before the next step
 slowdown_seconds   by which the steps until the state is durable take longer beyond that
@@ -39,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SYSTEMS = (
     *("stoker", "stoker offloaded", "torch.save", "safetensors"),
     *("dcp", "dcp async thread", "dcp async process"),
+    *("stoker 2 ranks", "dcp 2 ranks"),
 )
 FIGURES = (
     *("stall_seconds", "slowdown_seconds", "durable_seconds", "paused_seconds"),
@@ -113,14 +115,42 @@ def written(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def ranks_of(system: str) -> int:
+    return 2 if system.endswith("2 ranks") else 1
+
+
+def several() -> bool:
+    """Whether this process is one of several ranks."""
+    import torch.distributed as dist
+
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def any_rank(here: bool) -> bool:
+    """Whether it is so on any rank. All ranks take the same steps."""
+    if not several():
+        return here
+    import torch
+    import torch.distributed as dist
+
+    flag = torch.tensor(int(here))
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
+
+
 def made(state_bytes: int) -> tuple[Any, Any]:
     """Layers of 1024 x 1024 float32 and AdamW, whose state is twice as large."""
     import torch
     from torch import nn
+    from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
     layers = max(1, round(state_bytes / 12 / (1024 * 1024)))
     model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(layers)))
+    if several():
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
     return model, torch.optim.AdamW(model.parameters())
 
 
@@ -146,7 +176,8 @@ class Saver:
     """One system. save() returns what waits until the state is durable; it may do so by itself."""
 
     def __init__(self, system: str, folder: Path, model: Any, opt: Any, ckpt: Any) -> None:
-        self._system, self._folder, self._model, self._opt = system, folder, model, opt
+        self._system, self._folder = system.removesuffix(" 2 ranks"), folder
+        self._model, self._opt, self._alone = model, opt, ranks_of(system) == 1
         self._ckpt, self._saved = ckpt, 0
 
     def save(self) -> Callable[[], Any]:
@@ -158,7 +189,7 @@ class Saver:
         if self._ckpt is not None:
             return self._ckpt.save(self._saved, model=self._model, optimizer=self._opt).wait
         folder = self._folder / str(self._saved)
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         if self._system == "safetensors":
             from safetensors.torch import save_file
 
@@ -169,7 +200,7 @@ class Saver:
             torch.save(state, folder / "state.pt")
             return lambda: flush(folder)
         if self._system == "dcp":
-            dcp.save(state, checkpoint_id=folder, no_dist=True)
+            dcp.save(state, checkpoint_id=folder, no_dist=self._alone)
             return lambda: flush(folder)
         kind = AsyncCheckpointerType(self._system.removeprefix("dcp async "))
         future = dcp.async_save(state, checkpoint_id=folder, async_checkpointer_type=kind)
@@ -206,7 +237,7 @@ class Saver:
         if self._system == "torch.save":
             state = torch.load(folder / "state.pt", weights_only=True)
         else:
-            dcp.load(state, checkpoint_id=folder, no_dist=True)
+            dcp.load(state, checkpoint_id=folder, no_dist=self._alone)
         self._model.load_state_dict(state["model"])
         self._opt.load_state_dict(state["optimizer"])
 
@@ -247,7 +278,7 @@ def while_training(saver: Saver, model: Any, opt: Any) -> dict[str, float]:
         thread = threading.Thread(target=until_durable)
         thread.start()
         taken = []
-        while thread.is_alive():
+        while any_rank(thread.is_alive()):
             taken.append(step(model, opt))
         thread.join()
     slower = sum(taken) - len(taken) * base
@@ -263,14 +294,14 @@ def while_training(saver: Saver, model: Any, opt: Any) -> dict[str, float]:
     }
 
 
-def one(system: str, state_bytes: int, folder: Path) -> dict[str, float]:
-    if system.startswith("dcp async"):
-        import torch.distributed as dist
+def one(system: str, state_bytes: int, folder: Path, rank: int) -> dict[str, float]:
+    import torch.distributed as dist
 
+    if system.startswith("dcp async") or ranks_of(system) > 1:
         group = (folder / "group").absolute().as_uri()
-        dist.init_process_group("gloo", init_method=group, rank=0, world_size=1)
+        dist.init_process_group("gloo", init_method=group, rank=rank, world_size=ranks_of(system))
     saved = folder / "saved"
-    saved.mkdir()
+    saved.mkdir(exist_ok=True)
     ckpt = opened(system, folder)
     model, opt = started(system, state_bytes, folder, ckpt)
     saver = Saver(system, saved, model, opt, ckpt)
@@ -285,9 +316,15 @@ def one(system: str, state_bytes: int, folder: Path) -> dict[str, float]:
     saver.keep_last()
     if ckpt is not None:
         ckpt.close()
+    any_rank(True)  # all of them have
     row["bytes_written"] = written(saved) // len(list(saved.iterdir()))
     row["restore_cold_seconds"] = restored(system, state_bytes, folder, model, opt)
-    return row
+    if not several():
+        return row
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, row)
+    memory = sum(each["extra_memory_bytes"] for each in rows)
+    return {name: max(each[name] for each in rows) for name in row} | {"extra_memory_bytes": memory}
 
 
 def restored(system: str, state_bytes: int, folder: Path, model: Any, opt: Any) -> float:
@@ -357,9 +394,14 @@ def cpu_features() -> list[str]:
 
 def measure(system: str, state_bytes: int, where: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=where) as folder:
-        command = [sys.executable, __file__, "--one", system, folder]
-        command += ["--state-bytes", str(state_bytes)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        command = [sys.executable, __file__, "--state-bytes", str(state_bytes), "--one"]
+        given = [[*command, system, folder, str(rank)] for rank in range(ranks_of(system))]
+        others = [subprocess.Popen(each, stdout=subprocess.DEVNULL) for each in given[1:]]
+        try:
+            done = subprocess.run(given[0], check=True, capture_output=True, text=True)
+        finally:
+            for other in others:
+                other.wait(60)
         return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -460,10 +502,11 @@ def main(given: list[str] | None = None) -> None:
     arguments.add_argument("--out", type=Path, default=ROOT / "bench/results/checkpoint.json")
     arguments.add_argument("--where", type=Path, default=ROOT / "out", help="a folder of the disk")
     arguments.add_argument("--markdown", action="store_true", help="print the section of --out")
-    arguments.add_argument("--one", nargs=2, metavar=("SYSTEM", "FOLDER"), help=argparse.SUPPRESS)
+    arguments.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # system, folder, rank
     args = arguments.parse_args(given)
     if args.one:
-        print(json.dumps(one(args.one[0], args.state_bytes, Path(args.one[1]))))
+        system, folder, rank = args.one
+        print(json.dumps(one(system, args.state_bytes, Path(folder), int(rank))))
         return
     if args.markdown:
         print(section(json.loads(args.out.read_text())))
@@ -485,7 +528,7 @@ def main(given: list[str] | None = None) -> None:
             {
                 "system": system,
                 "state_bytes": args.state_bytes,
-                "ranks": 1,
+                "ranks": ranks_of(system),
                 **{name: statistics.median(each) for name, each in values.items()},
                 "ranges": {name: [min(each), max(each)] for name, each in values.items()},
                 "step_seconds": statistics.median(row["step_seconds"] for row in measured),
