@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <span>
 
+#include "stoker/base/check.h"
+
 namespace stoker {
 
 struct Slice {
@@ -14,7 +16,10 @@ struct Slice {
   // Arena::id() of the arena it lies in (an engine may have it registered), or -1
   int32_t arena = -1;
 
-  Slice sub(size_t offset, size_t bytes) const { return {data + offset, bytes, arena}; }
+  Slice sub(size_t offset, size_t bytes) const {
+    STOKER_CHECK(offset <= size && bytes <= size - offset);
+    return {data + offset, bytes, arena};
+  }
   std::span<std::byte> span() const { return {data, size}; }
 };
 

@@ -72,6 +72,7 @@ class MemoryLogSource final : public LogSource {
   explicit MemoryLogSource(std::span<const std::byte> bytes) : bytes_(bytes) {}
   uint64_t size() const override { return bytes_.size(); }
   Result<std::span<const std::byte>> view(uint64_t offset, uint64_t bytes) override {
+    STOKER_CHECK(offset <= bytes_.size() && bytes <= bytes_.size() - offset);
     return bytes_.subspan(offset, bytes);
   }
 
@@ -91,6 +92,7 @@ class LogWriter {
   const LogIdentity& identity() const { return identity_; }
   const LogCursor& cursor() const { return cursor_; }
   bool fits(uint64_t payload_bytes) const {
+    STOKER_CHECK(cursor_.offset <= area_bytes_ && is_aligned(cursor_.offset, kIoAlign));
     return framed_bytes(payload_bytes) <= area_bytes_ - cursor_.offset;
   }
   // Makes the frame in `out` (framed_bytes(payload.size()) bytes) and moves on; returns the frame's

@@ -13,6 +13,7 @@ constexpr uint64_t kShortBlocks = kChunkMin / kBlock;
 }  // namespace
 
 void FreeMap::add(uint64_t block, uint64_t blocks) {
+  STOKER_CHECK(block + blocks >= block);
   end_ = std::max(end_, block + blocks);
   if (blocks == 0) return;
   free_ += blocks;
@@ -20,14 +21,14 @@ void FreeMap::add(uint64_t block, uint64_t blocks) {
   STOKER_CHECK(next == ranges_.end() || block + blocks <= next->first);
   if (next != ranges_.end() && next->first == block + blocks) {
     blocks += next->second;
-    sizes_.erase({next->second, next->first});
+    STOKER_CHECK(sizes_.erase({next->second, next->first}) == 1);
     next = ranges_.erase(next);
   }
   if (next != ranges_.begin()) {
     const auto before = std::prev(next);
     STOKER_CHECK(before->first + before->second <= block);
     if (before->first + before->second == block) {
-      sizes_.erase({before->second, before->first});
+      STOKER_CHECK(sizes_.erase({before->second, before->first}) == 1);
       block = before->first;
       blocks += before->second;
       ranges_.erase(before);
@@ -35,12 +36,13 @@ void FreeMap::add(uint64_t block, uint64_t blocks) {
   }
   ranges_.emplace(block, blocks);
   sizes_.emplace(blocks, block);
+  STOKER_CHECK(ranges_.size() == sizes_.size());
 }
 
 void FreeMap::carve(Ranges::iterator range, uint64_t at, uint64_t blocks) {
   const auto [begin, size] = *range;
   STOKER_CHECK(begin <= at && at + blocks <= begin + size && blocks <= free_);
-  sizes_.erase({size, begin});
+  STOKER_CHECK(blocks > 0 && sizes_.erase({size, begin}) == 1);
   ranges_.erase(range);
   const auto keep = [this](uint64_t from, uint64_t count) {
     if (count == 0) return;
@@ -72,7 +74,9 @@ std::optional<uint64_t> FreeMap::take(uint64_t blocks) {
     if (other != sizes_.end() && other->first >= blocks) choice = other;
   }
   const uint64_t at = choice->second;
-  carve(ranges_.find(at), at, blocks);
+  const auto range = ranges_.find(at);
+  STOKER_CHECK(range != ranges_.end() && range->second == choice->first);
+  carve(range, at, blocks);
   return at;
 }
 
@@ -81,6 +85,7 @@ Allocator::Allocator(const MapLimits& limits) : limits_(limits), volumes_(limits
 }
 
 Status Allocator::take_all(const Map& map) {
+  STOKER_CHECK(free_bytes() == 0);
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     // one volume at a time: the peak of memory while opening
     std::vector<std::pair<uint64_t, uint32_t>> used;
@@ -104,6 +109,7 @@ Status Allocator::take_all(const Map& map) {
 }
 
 std::optional<Extent> Allocator::take(size_t volume, uint64_t blocks, uint64_t ahead, Run& run) {
+  STOKER_CHECK(volume < volumes_.size() && blocks > 0);
   FreeMap& free = volumes_[volume];
   if (run.left < blocks) {
     const uint64_t behind = run.next;
@@ -121,12 +127,28 @@ std::optional<Extent> Allocator::take(size_t volume, uint64_t blocks, uint64_t a
   }
   STOKER_CHECK(run.left >= blocks);
   const Extent extent{make_place(volume, run.next), blocks};
+  STOKER_CHECK(inside(extent));
   run.next += blocks;
   run.left -= blocks;
   return extent;
 }
 
+void Allocator::give(const Extent& extent) {
+  STOKER_CHECK(inside(extent));
+  volumes_[volume_of(extent.place)].add(block_of(extent.place), extent.blocks);
+}
+
+bool Allocator::inside(const Extent& extent) const {
+  const size_t volume = volume_of(extent.place);
+  if (volume >= limits_.volumes.size()) return false;
+  const auto& range = limits_.volumes[volume];
+  const uint64_t block = block_of(extent.place);
+  return extent.blocks > 0 && block >= range.begin && block <= range.end &&
+         extent.blocks <= range.end - block;
+}
+
 void Allocator::give_back(size_t volume, Run& run) {
+  STOKER_CHECK(volume < volumes_.size());
   volumes_[volume].add(run.next, run.left);
   run = Run{};
 }

@@ -53,9 +53,7 @@ class Allocator {
   // `blocks` on `volume`, out of the object's run if there is one; a new run of up to `ahead`
   // blocks is set aside where space abounds.
   std::optional<Extent> take(size_t volume, uint64_t blocks, uint64_t ahead, Run& run);
-  void give(const Extent& extent) {
-    volumes_[volume_of(extent.place)].add(block_of(extent.place), extent.blocks);
-  }
+  void give(const Extent& extent);
   void give_back(size_t volume, Run& run);
 
   size_t volumes() const { return volumes_.size(); }
@@ -66,6 +64,7 @@ class Allocator {
   uint64_t capacity_bytes() const { return capacity_; }
 
  private:
+  bool inside(const Extent& extent) const;
   const MapLimits limits_;
   std::vector<FreeMap> volumes_;
   uint64_t capacity_ = 0;

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/store/local/local_store.h"
 
@@ -58,6 +59,8 @@ Future<Version> LocalStore::commit(const StatePtr& state, Durability durability)
 void LocalStore::process_here(MutexLock& lock) noexcept {
   start_processing();
   auto group = committer_.next_group();
+  // no flush and no record is due, which would keep the caller waiting
+  STOKER_CHECK(group.size() == 1 && group.front()->durability == Durability::deferred);
   lock.unlock();
   run_group(std::move(group));
   lock.lock();
@@ -104,6 +107,7 @@ void LocalStore::kick() {
 }
 
 void LocalStore::process() {
+  STOKER_CHECK(worker_.here());
   MutexLock lock(mutex_);
   for (auto group = committer_.next_group(); !group.empty(); group = committer_.next_group()) {
     lock.unlock();
@@ -120,6 +124,11 @@ void LocalStore::start_processing() {
 
 void LocalStore::stop_processing() {
   committer_.release();
+  ended();
+}
+
+void LocalStore::ended() {
+  STOKER_CHECK(in_flight_ > 0);
   if (--in_flight_ == 0) idle_.notify_all();
 }
 
@@ -131,8 +140,10 @@ void LocalStore::run_group(CommitGroup group) {
   const Map* map = nullptr;  // changed by nobody else meanwhile
   {
     MutexLock lock(mutex_);
+    STOKER_CHECK(committer_.claimed());
     map = map_.get();
     for (auto& entry : group) {
+      STOKER_CHECK(!entry->depends() || items.empty());
       Status status = encode(*entry, next_version_ + 1);
       Growth more = grown;
       if (status) more += growth_of(*entry);
@@ -157,7 +168,8 @@ void LocalStore::run_group(CommitGroup group) {
     MutexLock lock(mutex_);
     if (status) {
       for (auto& entry : group) flip(*entry);
-      durable_ = map_->version();
+      STOKER_CHECK(map_->version() == next_version_ && durable_ <= next_version_);
+      durable_ = next_version_;
       release(std::exchange(undurable_, {}));
     } else {
       poison(status.error());
@@ -191,6 +203,8 @@ Status LocalStore::encode(CommitEntry& entry, Version version) {
       return fail(Code::not_found, "there is no snapshot '{}' to drop", entry.name);
     put_drop(out, entry.name);
   } else if (entry.kind == CommitEntry::Kind::commit) {
+    STOKER_CHECK(entry.state->phase == TransactionState::Phase::committing);
+    STOKER_CHECK(entry.state->pending == 0 && entry.state->partials.empty());
     if (entry.state->error) return *entry.state->error;
     STOKER_TRY(check_requirements(*entry.state));
     put_version(out, version);
@@ -201,7 +215,6 @@ Status LocalStore::encode(CommitEntry& entry, Version version) {
   return {};
 }
 
-// It is the first of its group, as in check_requirements().
 Status LocalStore::put_name(ByteWriter& out, std::string_view name) const {
   if (map_->find_snapshot(name) != nullptr)
     return fail(Code::already_exists,
@@ -210,7 +223,6 @@ Status LocalStore::put_name(ByteWriter& out, std::string_view name) const {
   return {};
 }
 
-// It is the first of its group, so the map is what all commits before it left.
 Status LocalStore::check_requirements(const TransactionState& state) const {
   for (const auto& [key, tag] : state.required) {
     const auto found = map_->current().find(key);
@@ -220,11 +232,12 @@ Status LocalStore::check_requirements(const TransactionState& state) const {
   return {};
 }
 
-// Its chunks are done.
 void LocalStore::encode_object(ByteWriter& out, const std::string& key, const StagedObject& object,
                                Version version) const {
   const auto committed = map_->current().find(key);
   const Object* base = committed == map_->current().end() ? nullptr : committed->second.get();
+  STOKER_CHECK(!object.based || (base != nullptr && base->chunk_bytes == object.chunk_bytes));
+  STOKER_CHECK(!object.based || !object.removed);
   if (base != nullptr && !object.based) put_remove(out, key);
   if (object.removed) return;
   put_object(out, key, object.bytes, object.chunk_bytes, version);
@@ -239,7 +252,10 @@ void LocalStore::encode_object(ByteWriter& out, const std::string& key, const St
     }
   }
   for (const auto& [index, node] : object.chunks) {
+    STOKER_CHECK(node->state == StagedChunk::State::done && !node->dropped);
+    STOKER_CHECK(object.chunk_at(index) < object.bytes);
     Chunk chunk = node->chunk;
+    STOKER_CHECK(!chunk.sparse() && chunk.valid <= chunk.stored);
     chunk.birth = version;
     changed[index] = chunk;
   }
@@ -310,9 +326,11 @@ void LocalStore::flip(CommitEntry& entry) {
   undurable_.insert(undurable_.end(), freed.begin(), freed.end());
   if (!entry.state) return;
   TransactionState& state = *entry.state;
+  STOKER_CHECK(state.phase == TransactionState::Phase::committing);
+  STOKER_CHECK(entry.version == map_->version());
   STOKER_CHECK(state.pending == 0 && !state.error);  // nothing becomes visible that is not on disk
   give_back_runs(state);
-  for (const auto& [key, object] : state.objects) owners_.erase(key);
+  for (const auto& [key, object] : state.objects) STOKER_CHECK(owners_.erase(key) == 1);
   state.objects.clear();  // the chunks are the map's now
   state.phase = TransactionState::Phase::committed;
   if (state.orphaned) open_.erase(&state);
@@ -327,6 +345,7 @@ void LocalStore::finish(CommitEntry& entry, const Status& status) {
   if (entry.kind != CommitEntry::Kind::commit) {
     entry.named.complete(status);
   } else if (status) {
+    STOKER_CHECK(entry.version > 0);
     entry.promise.complete(entry.version);
   } else {
     entry.promise.complete(status.error());
@@ -358,6 +377,7 @@ void LocalStore::release(std::span<const Extent> extents) {
 }
 
 void LocalStore::give(const Extent& extent) {
+  STOKER_CHECK(limbo_blocks_ >= extent.blocks);
   allocator_.give(extent);
   limbo_blocks_ -= extent.blocks;
   ++given_;

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "stoker/base/check.h"
+
 namespace stoker::local {
 namespace {
 
@@ -13,7 +15,14 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 
 }  // namespace
 
+void Committer::push(std::unique_ptr<CommitEntry> entry) {
+  STOKER_CHECK((entry->kind == CommitEntry::Kind::commit) == (entry->state != nullptr));
+  STOKER_CHECK(entry->version == 0 && entry->items.empty());
+  queue_.push_back(std::move(entry));
+}
+
 CommitGroup Committer::next_group() {
+  STOKER_CHECK(claimed_);
   CommitGroup group;
   while (!queue_.empty()) {
     const CommitEntry& head = *queue_.front();
@@ -22,8 +31,7 @@ CommitGroup Committer::next_group() {
       const CommitEntry& first = *group.front();
       if (head.kind != CommitEntry::Kind::commit || first.kind != CommitEntry::Kind::commit) break;
       if (first.durability == Durability::deferred && head.durability == Durability::durable) break;
-      if (!head.state->required.empty() || !head.state->name.empty())
-        break;  // what it asks for is of what the commits before it leave
+      if (head.depends()) break;
     }
     group.push_back(std::move(queue_.front()));
     queue_.pop_front();
@@ -33,7 +41,10 @@ CommitGroup Committer::next_group() {
 
 bool Committer::claim() { return !std::exchange(claimed_, true); }
 
+void Committer::release() { STOKER_CHECK(std::exchange(claimed_, false)); }
+
 void Committer::defer(const CommitEntry& entry) {
+  STOKER_CHECK(claimed_ && entry.durability == Durability::deferred);
   // More than a record may hold: the next durable commit writes an image of the map, which has
   // them.
   if (deferred_items_ && deferred_items_->size() + entry.items.size() > payload_max())
@@ -45,6 +56,7 @@ void Committer::defer(const CommitEntry& entry) {
 Status Committer::make_durable(const std::string& items, uint64_t touched, const Map& map,
                                Mutex& mutex) {
   touched |= deferred_touched_;
+  STOKER_CHECK(volumes_.size() == kVolumesMax || touched >> volumes_.size() == 0);
   IoBatch flush(loop_, Priority::demand);
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     if ((touched >> volume & 1U) != 0) flush.sync(volumes_[volume].file.id);

@@ -33,6 +33,12 @@ struct CommitEntry {
   Promise<void> named;  // of all but commits
   std::string items;    // what it does to the map
   Version version = 0;
+
+  // Whether it can be depends on what the commits before it leave: it is the first of its group.
+  bool depends() const {
+    return kind == Kind::snapshot || kind == Kind::drop ||
+           (state && (!state->required.empty() || !state->name.empty()));
+  }
 };
 using CommitGroup = std::vector<std::unique_ptr<CommitEntry>>;
 
@@ -42,7 +48,7 @@ class Committer {
       : loop_(loop), volumes_(volumes), journal_(std::move(journal)) {}
 
   // The queue, in order of the commit() calls. With the store's mutex.
-  void push(std::unique_ptr<CommitEntry> entry) { queue_.push_back(std::move(entry)); }
+  void push(std::unique_ptr<CommitEntry> entry);
   size_t waiting() const { return queue_.size(); }
   // What is ready at its head and may share a record: commits that wait together, or one snapshot
   // or drop. Deferred ones at the head go alone, since nothing need be written for them.
@@ -50,7 +56,7 @@ class Committer {
   // One thread at a time takes entries out of it: the worker, or the caller of a deferred commit.
   // False: another one does.
   bool claim();
-  void release() { claimed_ = false; }
+  void release();
   bool claimed() const { return claimed_; }
 
   // All that follow are for who has claimed it.

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
 
 namespace stoker::local {
@@ -47,6 +48,7 @@ std::string encode_header(const VolumeHeader& header) {
   out.put(header.opened);
   out.put(header.opened_before);
   std::string bytes = out.take();
+  STOKER_CHECK(bytes.size() <= kCrcAt);
   bytes.resize(kCrcAt, '\0');
   const uint32_t crc = crc32c(bytes.data(), bytes.size());
   bytes.append(reinterpret_cast<const char*>(&crc), sizeof crc);
@@ -132,6 +134,7 @@ std::vector<VolumeHeader> plan_volumes(const Geometry& geometry, size_t volumes,
       header.journal_at[1] = header.volume_bytes;
       header.volume_bytes += 2 * area_bytes;
     }
+    STOKER_CHECK(is_aligned(header.data_at, kBlock) && is_aligned(header.volume_bytes, kBlock));
     headers.push_back(header);
   }
   return headers;

@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 
 namespace stoker::local {
@@ -42,6 +43,7 @@ class Journal::Source final : public LogSource {
   const std::set<uint64_t>& unreadable() const { return unreadable_; }
 
   Result<std::span<const std::byte>> view(uint64_t offset, uint64_t bytes) override {
+    STOKER_CHECK(offset <= bytes_ && bytes <= bytes_ - offset);
     if (offset < from_ || offset + bytes > to_) STOKER_TRY(load(offset, bytes));
     return std::span<const std::byte>(window_.data() + (offset - from_), bytes);
   }
@@ -250,7 +252,10 @@ Status Journal::begin(const Map& map) {
   const uint64_t generation = next_generation(generation_max_);
   generation_max_ = generation;
   writer_ = LogWriter({store_, generation}, area_bytes_);
-  for (Copy& copy : copies_) copy.area = 1 - copy.area;
+  for (Copy& copy : copies_) {
+    STOKER_CHECK(copy.area < 2);
+    copy.area = 1 - copy.area;
+  }
   uint32_t parts = 0;
   STOKER_TRY(map.image(kImagePartBytes, [&](std::string_view items) {
     ++parts;
@@ -268,6 +273,8 @@ Status Journal::begin(const Map& map) {
 }
 
 Status Journal::append(std::string_view items) {
+  // a begin() that failed left nothing to append to
+  STOKER_CHECK(writer_.identity().generation == generation_);
   STOKER_TRY(write_frame(FrameKind::record, items));
   ++records_;
   return sync();
@@ -287,8 +294,10 @@ Status Journal::write_frame(FrameKind kind, std::string_view body) {
   const Slice frame = frame_.slice().sub(0, framed);
   const uint64_t offset = writer_.append(std::as_bytes(std::span(bytes)), frame.span());
   IoBatch batch(loop_, Priority::demand);
-  for (const Copy& copy : copies_)
+  for (const Copy& copy : copies_) {
+    STOKER_CHECK(copy.file >= 0 && offset + framed <= area_bytes_);
     batch.write(copy.file, copy.at + copy.area * area_bytes_ + offset, frame);
+  }
   return batch.run();
 }
 

@@ -163,6 +163,7 @@ class LocalStore final : public Store {
   void process_here(MutexLock& lock) noexcept REQUIRES(mutex_) NO_THREAD_SAFETY_ANALYSIS;
   void start_processing() REQUIRES(mutex_);
   void stop_processing() REQUIRES(mutex_);
+  void ended() REQUIRES(mutex_);  // one of in_flight_
   void run_group(CommitGroup group);
   Status encode(CommitEntry& entry, Version version) REQUIRES(mutex_);
   Status check_requirements(const TransactionState& state) const REQUIRES(mutex_);

@@ -114,6 +114,7 @@ void put_version(ByteWriter& out, Version version) {
 
 void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes,
                 Version version) {
+  STOKER_CHECK(!key.empty() && key.size() <= kKeyMax && valid_chunk_bytes(chunk_bytes));
   out.put(ItemKind::put);
   out.put_string(key);
   out.put(bytes);
@@ -122,6 +123,7 @@ void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t 
 }
 
 void put_chunks(ByteWriter& out, uint32_t first, std::span<const Chunk> chunks) {
+  STOKER_CHECK(!chunks.empty());
   out.put(ItemKind::chunks);
   out.put(first);
   out.put(static_cast<uint32_t>(chunks.size()));
@@ -140,6 +142,7 @@ void put_remove(ByteWriter& out, std::string_view key) {
 }
 
 void put_snapshot(ByteWriter& out, std::string_view name) {
+  STOKER_CHECK(!name.empty() && name.size() <= kKeyMax);
   out.put(ItemKind::snapshot);
   out.put_string(name);
 }
@@ -204,10 +207,12 @@ Status Map::apply_put(ByteReader& in, std::vector<Extent>& freed) {
     return damaged("an object changes the size of its chunks");
   }
   Object& object = own(found->second);
-  for (size_t i = count; i < object.chunks.size(); ++i) retire(object.chunks[i], freed);
+  STOKER_CHECK(object.chunks.size() == before);
+  for (size_t i = count; i < before; ++i) retire(object.chunks[i], freed);
   object.chunks.resize(count);
   object.bytes = bytes;
   object.version = version;
+  STOKER_CHECK(slots_ >= before);
   slots_ = slots_ - before + count;
   last_key_ = key;
   return {};
@@ -238,6 +243,7 @@ Status Map::apply_remove(ByteReader& in, std::vector<Extent>& freed) {
   const auto found = current_.find(in.get_string());
   if (!in.ok() || found == current_.end()) return damaged("an object is removed that is not there");
   for (const Chunk& chunk : found->second->chunks) retire(chunk, freed);
+  STOKER_CHECK(slots_ >= found->second->chunks.size() && key_bytes_ >= found->first.size());
   slots_ -= found->second->chunks.size();
   key_bytes_ -= found->first.size();
   current_.erase(found);
@@ -248,6 +254,7 @@ Status Map::apply_snapshot(ByteReader& in) {
   const std::string_view name = in.get_string();
   if (!in.ok() || name.empty() || name.size() > kKeyMax || find_snapshot(name) != nullptr)
     return damaged("a snapshot without a proper name");
+  STOKER_CHECK(snapshots_.empty() || snapshots_.back().version <= version_);
   snapshots_.push_back(Snapshot{std::string(name), version_, current_, {}});
   snapshot_key_bytes_ += key_bytes_;
   snapshot_objects_ += current_.size();
@@ -265,11 +272,13 @@ Status Map::apply_drop(ByteReader& in, std::vector<Extent>& freed) {
     if (older != nullptr && dead.birth <= older->version) {
       older->dead.push_back(dead);
     } else {
-      freed.push_back(dead.extent);
-      --extents_;
+      free(dead.extent, freed);
     }
   }
-  for (const auto& [key, object] : found->table) snapshot_key_bytes_ -= key.size();
+  uint64_t key_bytes = 0;
+  for (const auto& [key, object] : found->table) key_bytes += key.size();
+  STOKER_CHECK(snapshot_key_bytes_ >= key_bytes && snapshot_objects_ >= found->table.size());
+  snapshot_key_bytes_ -= key_bytes;
   snapshot_objects_ -= found->table.size();
   snapshots_.erase(found);
   return {};
@@ -282,9 +291,14 @@ void Map::retire(const Chunk& chunk, std::vector<Extent>& freed) {
   if (!snapshots_.empty() && chunk.birth <= snapshots_.back().version) {
     snapshots_.back().dead.push_back({chunk.extent(), chunk.birth});
   } else {
-    freed.push_back(chunk.extent());
-    --extents_;
+    free(chunk.extent(), freed);
   }
+}
+
+void Map::free(const Extent& extent, std::vector<Extent>& freed) {
+  STOKER_CHECK(extents_ > 0 && extent.blocks > 0);
+  freed.push_back(extent);
+  --extents_;
 }
 
 // The object, for changing: a copy of its own if a snapshot shares it.

@@ -124,6 +124,7 @@ class Map {
   Status apply_snapshot(ByteReader& in);
   Status apply_drop(ByteReader& in, std::vector<Extent>& freed);
   void retire(const Chunk& chunk, std::vector<Extent>& freed);
+  void free(const Extent& extent, std::vector<Extent>& freed);
   Object& own(std::shared_ptr<Object>& object);
 
   const MapLimits limits_;

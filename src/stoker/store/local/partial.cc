@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
 #include "stoker/store/local/local_store.h"
 
@@ -18,6 +19,8 @@ constexpr size_t kOpenPartials = 4;  // of a transaction: each holds a chunk in 
 // else nothing has changed.
 Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, std::string_view key,
                                  uint32_t index, uint32_t at, Slice from, Promise<void>& promise) {
+  STOKER_CHECK(state->phase == TransactionState::Phase::open);
+  STOKER_CHECK(at + from.size <= object.length_of(index));
   auto& place = object.chunks[index];
   const bool open =
       place && place->partial && !place->partial->sealed && at + from.size <= place->partial->bytes;
@@ -49,14 +52,14 @@ Status LocalStore::write_partial(const StatePtr& state, StagedObject& object, st
     seal_some(state);
   }
   const std::shared_ptr<StagedChunk> node = object.chunks[index];
+  STOKER_CHECK(node->partial && !node->partial->sealed);
   node->partial->patches.push_back({at, from, std::move(promise)});
   schedule(state, node);
   return {};
 }
 
 // The oldest open partials go to disk: all but a few, which take at most half of
-// what the budget would have left without them. Reads and writes of others need memory too. (The
-// budget is a hard cap: used <= cap.)
+// what the budget would have left without them. Reads and writes of others need memory too.
 void LocalStore::seal_some(const StatePtr& state) {
   auto& open = state->partials;
   uint64_t bytes = 0, granted = 0;
@@ -64,6 +67,7 @@ void LocalStore::seal_some(const StatePtr& state) {
     bytes += node->partial->bytes;
     if (node->partial->loaded) granted += node->partial->bytes;
   }
+  STOKER_CHECK(runtime_.budget.used() <= runtime_.budget.cap());
   const uint64_t most = (runtime_.budget.cap() - runtime_.budget.used() + granted) / 2;
   while (open.size() > 1 && (open.size() > kOpenPartials || bytes > most)) {
     bytes -= open.front()->partial->bytes;
@@ -73,9 +77,10 @@ void LocalStore::seal_some(const StatePtr& state) {
 
 // Takes no more parts and goes to disk.
 void LocalStore::seal(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) {
+  STOKER_CHECK(node->partial && !node->partial->sealed && !node->dropped);
   node->partial->sealed = true;
   ++state->pending;
-  std::erase(state->partials, node);
+  STOKER_CHECK(std::erase(state->partials, node) == 1);
   schedule(state, node);
 }
 
@@ -85,21 +90,22 @@ void LocalStore::schedule(const StatePtr& state, const std::shared_ptr<StagedChu
   worker_.run([this, state, node] { work_on(state, node); });
 }
 
-// On the worker.
 void LocalStore::work_on(const StatePtr& state, const std::shared_ptr<StagedChunk>& node) {
+  STOKER_CHECK(worker_.here() && node->partial);
   if (wait_for_base(state, node)) return;
   Status status = lay_over(*node);
   bool wanted = false;
   {
     MutexLock lock(mutex_);
     Partial& partial = *node->partial;
+    STOKER_CHECK(partial.scheduled && node->state == StagedChunk::State::pending);
     if (status && !node->dropped && !partial.patches.empty()) {  // more came meanwhile
       worker_.run([this, state, node] { work_on(state, node); });
       return;
     }
     if (status && !node->dropped && !partial.sealed) {  // stays open
       partial.scheduled = false;
-      if (--in_flight_ == 0) idle_.notify_all();
+      ended();
       return;
     }
     wanted = !node->dropped;
@@ -132,8 +138,10 @@ Status LocalStore::lay_over(StagedChunk& node) {
   Status status;
   if (needed && !partial.loaded) status = load_partial(partial);
   for (Partial::Patch& patch : patches) {
-    if (needed && status)
+    if (needed && status) {
+      STOKER_CHECK(partial.loaded && patch.at + patch.from.size <= partial.bytes);
       std::memcpy(partial.buffer.data() + patch.at, patch.from.data, patch.from.size);
+    }
     patch.promise.complete(status);
   }
   return status;
@@ -143,7 +151,9 @@ Status LocalStore::load_partial(Partial& partial) {
   Chunk base = partial.base;
   {
     MutexLock lock(mutex_);
+    STOKER_CHECK(!partial.loaded);
     if (partial.base_node) {
+      STOKER_CHECK(partial.base_node->state != StagedChunk::State::pending);
       if (partial.base_node->state == StagedChunk::State::failed)
         return fail(Code::io,
                     "an earlier write of chunk {} of '{}' failed; begin the transaction again",
@@ -168,6 +178,7 @@ Status LocalStore::load_partial(Partial& partial) {
 
 Status LocalStore::write_out(StagedChunk& node) {
   const Partial& partial = *node.partial;
+  STOKER_CHECK(partial.loaded && partial.bytes <= partial.buffer.size());
   std::memset(partial.buffer.data() + partial.bytes, 0, partial.buffer.size() - partial.bytes);
   const uint32_t crc = crc32c(partial.buffer.data(), partial.bytes);
   const Extent extent = node.chunk.extent();
@@ -212,7 +223,7 @@ void LocalStore::end_partial(const StatePtr& state, const std::shared_ptr<Staged
   for (Partial::Patch& patch : late) patch.promise.complete(status);
   for (auto& job : run) job();
   MutexLock lock(mutex_);
-  if (--in_flight_ == 0) idle_.notify_all();
+  ended();
 }
 
 }  // namespace stoker::local

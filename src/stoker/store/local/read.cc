@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
 #include "stoker/store/local/local_store.h"
 
@@ -141,12 +142,16 @@ Result<std::shared_ptr<StagedChunk>> LocalStore::gather(Transfer& transfer, cons
     piece.memory = into.sub(moved, piece.to - piece.from);
     moved += piece.to - piece.from;
     if (staged == nullptr) {
+      STOKER_CHECK(piece.index < found->second->chunks.size());
       piece.chunk = found->second->chunks[piece.index];
     } else if (const auto own = staged->chunks.find(piece.index); own != staged->chunks.end()) {
       const auto& node = own->second;
       if (node->partial && !node->partial->sealed) seal(state, node);
       if (node->state == StagedChunk::State::pending) return node;
-      if (node->state == StagedChunk::State::failed) return *state->error;
+      if (node->state == StagedChunk::State::failed) {
+        STOKER_CHECK(state->error);
+        return *state->error;
+      }
       piece.chunk = visible_chunk(*staged, transfer.key, piece.index);
     } else {
       piece.chunk = visible_chunk(*staged, transfer.key, piece.index);
@@ -204,6 +209,8 @@ void LocalStore::verify(Transfer& transfer, const Piece& piece, void* /*store*/)
       piece.scratch == SIZE_MAX ? nullptr : transfer.scratch.data() + piece.scratch;
   const size_t straight = piece.direct ? align_down(chunk.stored, kBlock) : 0;
   const size_t behind = chunk.stored - straight;
+  STOKER_CHECK(!chunk.sparse() && straight <= piece.memory.size);
+  STOKER_CHECK(behind == 0 || piece.scratch + behind <= transfer.scratch.size());
   uint32_t crc = crc32c(piece.memory.data, straight);
   if (behind > 0) crc = crc32c(scratch, behind, crc);
   if (crc != chunk.crc) return transfer.bad(piece);
@@ -239,10 +246,10 @@ void LocalStore::read_done(Transfer& transfer, void* store) {
   self.transfers_.give(std::move(owned));
   promise.complete(std::move(status));
   MutexLock lock(self.mutex_);
-  if (--self.in_flight_ == 0) self.idle_.notify_all();
+  self.ended();
 }
 
-// Not under the mutex. The chunk's bytes are lost; a snapshot may still have those from before they
+// The chunk's bytes are lost; a snapshot may still have those from before they
 // were written.
 Error LocalStore::corrupt(std::string_view key, uint32_t index, const Chunk& chunk) const {
   std::string older;
@@ -264,9 +271,10 @@ Error LocalStore::corrupt(std::string_view key, uint32_t index, const Chunk& chu
               index, key, volume_of(chunk.place), block_of(chunk.place) * kBlock, rest);
 }
 
-// A whole chunk, verified; what follows the valid bytes is zero. For the worker: it waits.
+// A whole chunk, verified; what follows the valid bytes is zero.
 Status LocalStore::read_chunk(std::string_view key, uint32_t index, const Chunk& chunk,
                               Slice into) {
+  STOKER_CHECK(worker_.here());  // it waits
   IoBatch batch(runtime_.loop, Priority::write_back);
   batch.read(volumes_[volume_of(chunk.place)].file.id, block_of(chunk.place) * kBlock,
              into.sub(0, align_up(chunk.stored, kBlock)));
@@ -289,7 +297,7 @@ void LocalStore::unpin(const Transfer& transfer) {
   for (const Piece& piece : transfer.pieces) {
     if (piece.chunk.sparse()) continue;
     const auto reader = readers_.find(piece.chunk.place);
-    STOKER_CHECK(reader != readers_.end());
+    STOKER_CHECK(reader != readers_.end() && reader->second > 0);
     if (--reader->second > 0) continue;
     readers_.erase(reader);
     if (const auto left = limbo_.find(piece.chunk.place); left != limbo_.end()) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/io/nvme/command.h"
 #include "stoker/io/spdk/engine.h"
@@ -112,6 +113,8 @@ LocalStore::LocalStore(std::unique_ptr<Loop> own_loop, const Runtime& runtime, V
 LocalStore::~LocalStore() {
   MutexLock lock(mutex_);
   idle_.wait(lock, [this]() REQUIRES(mutex_) { return in_flight_ == 0; });
+  STOKER_CHECK(readers_.empty() && limbo_.empty());
+  STOKER_CHECK(!committer_.claimed() && committer_.waiting() == 0);
 }
 
 // Draws on the budget in steps; `bytes` more of map are about to come.
@@ -141,6 +144,7 @@ StoreInfo LocalStore::info() const {
   info.committed = map_->version();
   info.durable = durable_;
   info.capacity_bytes = allocator_.capacity_bytes();
+  STOKER_CHECK(limbo_blocks_ * kBlock <= info.capacity_bytes);
   info.used_bytes = info.capacity_bytes - limbo_blocks_ * kBlock;
   info.map_bytes = map_->memory_bytes();
   if (read_only_option_) info.read_only = "it was opened read-only";
@@ -150,6 +154,7 @@ StoreInfo LocalStore::info() const {
   for (size_t volume = 0; volume < volumes_.size(); ++volume) {
     const VolumeLoad& load = loads_[volume];
     const uint64_t free_bytes = free_blocks(volume) * kBlock;
+    STOKER_CHECK(free_bytes <= info.used_bytes);
     info.used_bytes -= free_bytes;
     info.volumes.push_back({volumes_[volume].path, load.read_bytes(), load.written_bytes(),
                             load.bytes_per_second(), volumes_[volume].header.data_bytes, free_bytes,

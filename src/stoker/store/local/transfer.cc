@@ -2,10 +2,14 @@
 
 #include <utility>
 
+#include "stoker/base/check.h"
+
 namespace stoker::local {
 
 void Transfer::add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, Slice bytes,
                    size_t piece) {
+  STOKER_CHECK(piece < pieces.size() && bytes.size > 0);
+  STOKER_CHECK(is_aligned(offset, kBlock) && is_aligned(bytes.size, kBlock));
   const size_t join_max = kind == Op::Kind::read ? kJoinRead : kJoinWrite;
   if (!parts_.empty()) {
     Part& last = parts_.back();
@@ -15,13 +19,14 @@ void Transfer::add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, S
         last.bytes.size + bytes.size <= join_max;
     if (goes_on) {
       last.bytes.size += bytes.size;
+      STOKER_CHECK(last.last <= piece);
       if (std::exchange(last.last, piece) != piece) ++pieces[piece].to_come;
       return;
     }
   }
   Part& part = parts_.emplace_back();
   part.first = part.last = piece;
-  ++pieces[piece].to_come;
+  STOKER_CHECK(++pieces[piece].to_come <= 2);
   part.volume = static_cast<uint32_t>(volume);
   part.kind = kind;
   part.file = file;
@@ -30,6 +35,7 @@ void Transfer::add(Op::Kind kind, FileId file, size_t volume, uint64_t offset, S
 }
 
 void Transfer::start(Loop& loop, std::span<VolumeLoad> loads, Pool& pool) {
+  STOKER_CHECK(finish != nullptr && left_ == 0);
   loads_ = loads;
   pool_ = &pool;
   clock_ = &loop.clock();
@@ -39,6 +45,8 @@ void Transfer::start(Loop& loop, std::span<VolumeLoad> loads, Pool& pool) {
     part.deadline_ns = deadline_ns;
     part.done = &Transfer::op_done;
     part.context = this;
+    STOKER_CHECK(part.volume < loads.size() &&
+                 (part.kind == Op::Kind::write || arrived != nullptr));
     ops_.push_back(&part);
     loads[part.volume].begin(part.bytes.size);
   }
@@ -69,16 +77,19 @@ void Transfer::op_done(Op& op) noexcept {
 void Transfer::came(const Part& part) {
   if (part.result) {
     for (size_t i = part.first; i <= part.last; ++i) {
-      const bool here = !pieces[i].chunk.sparse();  // else it lies between two that are on disk
-      if (here && std::atomic_ref(pieces[i].to_come).fetch_sub(1) == 1)
-        arrived(*this, pieces[i], store);
+      if (pieces[i].chunk.sparse()) continue;  // it lies between two that are on disk
+      const uint8_t came = std::atomic_ref(pieces[i].to_come).fetch_sub(1);
+      STOKER_CHECK(came > 0);
+      if (came == 1) arrived(*this, pieces[i], store);
     }
   }
   release();
 }
 
 void Transfer::release() {
-  if (left_.fetch_sub(1) == 1) finish(*this, store);
+  const size_t left = left_.fetch_sub(1);
+  STOKER_CHECK(left > 0);
+  if (left == 1) finish(*this, store);
 }
 
 Status Transfer::status() const {
@@ -96,6 +107,7 @@ Status Transfer::status() const {
 
 void Transfer::bad(const Piece& piece) {
   const size_t at = static_cast<size_t>(&piece - pieces.data());
+  STOKER_CHECK(at < pieces.size());
   size_t first = first_bad_;
   while (at < first && !first_bad_.compare_exchange_weak(first, at)) {
   }
@@ -106,6 +118,7 @@ const Piece* Transfer::first_bad() const {
 }
 
 void Transfer::clear() {
+  STOKER_CHECK(left_ == 0);
   key.clear();
   deadline_ns = 0;
   refused.reset();

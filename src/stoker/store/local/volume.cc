@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/io/nvme/command.h"
 #include "stoker/store/blank.h"
@@ -170,6 +171,7 @@ Status VolumeSet::read_headers() {
 
 // All volumes of one store, each once; or a store that never came to be.
 Status VolumeSet::identify(const StoreOptions& options, const std::vector<VolumeHeader>& plan) {
+  STOKER_CHECK(blank_.size() == volumes_.size() && plan.size() == volumes_.size());
   bool ready = false;
   for (size_t i = 0; i < volumes_.size(); ++i)
     ready = ready || (!blank_[i] && volumes_[i].header.state == VolumeState::ready);
@@ -236,6 +238,7 @@ Status VolumeSet::check_fresh(const Volume& volume) const {
 
 Status VolumeSet::order_by_index() {
   const auto first = std::find(blank_.begin(), blank_.end(), false) - blank_.begin();
+  STOKER_CHECK(static_cast<size_t>(first) < volumes_.size());
   const VolumeHeader known = volumes_[static_cast<size_t>(first)].header;
   for (size_t i = 0; i < volumes_.size(); ++i) {
     if (blank_[i])
@@ -263,6 +266,7 @@ Status VolumeSet::order_by_index() {
 // One copy after the other: whatever a crash does to a sector that is being written, a header is
 // left.
 Status VolumeSet::write_headers(VolumeState state, uint32_t opened, uint32_t generation) {
+  STOKER_CHECK(fresh_ || state == VolumeState::ready);  // a store in use is never unmade
   const uint32_t before = newest_up_to(generation);
   std::vector<AlignedBytes> blocks;
   for (Volume& volume : volumes_) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
 #include "stoker/base/log.h"
 #include "stoker/store/chunk_size.h"
@@ -77,17 +78,21 @@ Result<StagedObject*> LocalStore::own(TransactionState& state, std::string_view 
 Chunk LocalStore::base_chunk(const StagedObject& object, std::string_view key,
                              uint32_t index) const {
   if (!object.based) return {};
-  const Object& base = *map_->current().find(key)->second;
+  const auto committed = map_->current().find(key);
+  STOKER_CHECK(committed != map_->current().end());  // nobody else may remove it meanwhile
+  const Object& base = *committed->second;
   return index < base.chunks.size()
              ? trimmed(base.chunks[index], object.chunk_at(index), object.base_limit)
              : Chunk{};
 }
 
-// What a reader of the transaction sees at `index`; a staged chunk must be done.
+// What a reader of the transaction sees at `index`.
 Chunk LocalStore::visible_chunk(const StagedObject& object, std::string_view key,
                                 uint32_t index) const {
   const auto own = object.chunks.find(index);
-  return own == object.chunks.end() ? base_chunk(object, key, index) : own->second->chunk;
+  if (own == object.chunks.end()) return base_chunk(object, key, index);
+  STOKER_CHECK(own->second->state == StagedChunk::State::done);
+  return own->second->chunk;
 }
 
 Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_t bytes,
@@ -181,6 +186,7 @@ std::optional<size_t> LocalStore::pick_volume(uint64_t bytes, const ByVolume& gi
 
 Result<Extent> LocalStore::allocate(StagedObject& object, uint64_t bytes, uint64_t ahead_bytes,
                                     ByVolume& given) {
+  STOKER_CHECK(bytes > 0 && object.runs.size() == volumes_.size());
   const uint64_t blocks = (bytes + kBlock - 1) / kBlock;
   const uint64_t ahead = std::min(ahead_bytes, kAheadBytes) / kBlock / volumes_.size();
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -260,6 +266,7 @@ void LocalStore::drop_staged(TransactionState& state, const std::shared_ptr<Stag
 
 // A staged chunk's I/O has ended. What waits for it goes to `run`, to be run without the mutex.
 void LocalStore::settle_node(StagedChunk& node, const Status& status, Jobs& run) {
+  STOKER_CHECK(node.state == StagedChunk::State::pending);
   node.state = status ? StagedChunk::State::done : StagedChunk::State::failed;
   node.partial.reset();
   node.chunk.valid = std::min(node.chunk.valid, node.limit);
@@ -391,6 +398,7 @@ void LocalStore::start_write(std::unique_ptr<Transfer> owned) {
   transfer.finish = &LocalStore::write_done;
   size_t scratch = 0;
   for (Piece& piece : transfer.pieces) {
+    STOKER_CHECK(piece.node && piece.memory.size == piece.chunk.stored);
     if (piece.chunk.stored % kBlock == 0) continue;
     piece.scratch = scratch;
     scratch += kBlock;
@@ -437,10 +445,11 @@ void LocalStore::write_done(Transfer& transfer, void* store) {
   for (auto& job : run) job();
   promise.complete(status);
   MutexLock lock(self.mutex_);
-  if (--self.in_flight_ == 0) self.idle_.notify_all();
+  self.ended();
 }
 
 void LocalStore::write_settled(const StatePtr& state, const Status& status) {
+  STOKER_CHECK(state->pending > 0);
   if (!status && !state->error) state->error = status.error();
   if (--state->pending == 0 && state->phase == TransactionState::Phase::committing) kick();
 }
@@ -453,18 +462,20 @@ void LocalStore::abandon(const StatePtr& state) {
     state->orphaned = true;  // the commit goes on
     return;
   }
-  open_.erase(state.get());
+  STOKER_CHECK(open_.erase(state.get()) == 1);
   if (state->phase == Phase::open) let_go(*state, Phase::abandoned);
 }
 
 // Nothing that it staged will be committed.
 void LocalStore::let_go(TransactionState& state, TransactionState::Phase phase) {
+  STOKER_CHECK(state.phase == TransactionState::Phase::open ||
+               state.phase == TransactionState::Phase::committing);
   state.phase = phase;
   give_back_runs(state);
   state.partials.clear();
   for (auto& [key, object] : state.objects) {
     for (auto& [index, node] : object.chunks) drop_node(node);
-    owners_.erase(key);
+    STOKER_CHECK(owners_.erase(key) == 1);
   }
   state.objects.clear();
 }
