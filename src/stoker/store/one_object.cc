@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "stoker/base/check.h"
+
 namespace stoker {
 
 Status OneObject::check_open(std::string_view wanted) const {
@@ -47,6 +49,7 @@ Status OneObject::finish() {
 }
 
 void OneObject::settle(Pool& pool, std::function<void()> then) {
+  STOKER_CHECK(done && !settled_);
   if (pending > 0)
     settled_ = std::move(then);  // the last of what is under way calls it
   else
@@ -54,6 +57,7 @@ void OneObject::settle(Pool& pool, std::function<void()> then) {
 }
 
 std::function<void()> OneObject::ended(const Status& status) {
+  STOKER_CHECK(pending > 0);
   if (!status && !failed) failed = status.error();
   return --pending == 0 ? std::exchange(settled_, {}) : std::function<void()>();
 }

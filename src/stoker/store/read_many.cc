@@ -3,6 +3,8 @@
 #include <memory>
 #include <string>
 
+#include "stoker/base/check.h"
+
 namespace stoker {
 namespace {
 
@@ -27,6 +29,7 @@ Status check_pieces(size_t keys, std::span<const Piece> pieces, size_t memory) {
 
 void Countdown::done(size_t piece, const Status& status) {
   MutexLock lock(mutex_);
+  STOKER_CHECK(left_ > 0);
   if (!status && piece < first_failed_) {
     first_failed_ = piece;
     error_ = status.error();

@@ -1,5 +1,7 @@
 #include "stoker/store/cached/ahead.h"
 
+#include "stoker/base/check.h"
+
 namespace stoker::cached {
 namespace {
 
@@ -8,7 +10,10 @@ constexpr uint64_t kBehind = 4096;     // a prefetch so far back is given up
 
 }  // namespace
 
-void Ahead::stalled() { depth_ = std::min(most_, depth_ + 1); }
+void Ahead::stalled() {
+  STOKER_CHECK(depth_ <= most_);
+  depth_ = std::min(most_, depth_ + 1);
+}
 
 std::optional<Ahead::Due> Ahead::due(const Followers& followers) {
   std::optional<Due> first;
@@ -29,6 +34,7 @@ std::optional<Ahead::Due> Ahead::due(const Followers& followers) {
       cursor.loaded = true;
     }
     if (cursor.parts.empty()) continue;  // the plan ends here
+    STOKER_CHECK(cursor.next < cursor.parts.size());
     first_apart = apart;
     first = Due{follower, cursor.position, cursor.parts[cursor.next],
                 cursor.position < cursor.again_until};
@@ -38,6 +44,7 @@ std::optional<Ahead::Due> Ahead::due(const Followers& followers) {
 
 void Ahead::advance(const Due& due) {
   Cursor& cursor = cursors_.at(due.follower.get());
+  STOKER_CHECK(cursor.loaded && cursor.position == due.position);
   if (++cursor.next < cursor.parts.size()) return;
   ++cursor.position;
   cursor.loaded = false;

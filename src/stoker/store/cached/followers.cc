@@ -158,6 +158,7 @@ Status Follower::name_blocks(const std::vector<ObjectInfo>& objects) {
 template <typename Do>
 void Follower::each_block(uint64_t item, Do use) const {
   const auto at = std::ranges::upper_bound(ends_, item);
+  STOKER_CHECK(at != ends_.end() && ends_.size() == plan_.runs.size());
   const PlanRun& run = plan_.runs[static_cast<size_t>(at - ends_.begin())];
   const uint64_t offset = run.offset + (item - (*at - run.items)) * run.stride;
   const uint64_t last = (offset + run.bytes - 1) / block_bytes_;
@@ -170,6 +171,7 @@ std::vector<Part> Follower::parts(uint64_t position) const {
   if (position >= last_) return parts;
   const uint64_t item = epoch_item(position);
   const auto at = std::ranges::upper_bound(ends_, item);
+  STOKER_CHECK(at != ends_.end());
   const PlanRun& run = plan_.runs[static_cast<size_t>(at - ends_.begin())];
   const std::string& key = plan_.keys[run.object];
   const uint64_t begin = run.offset + (item - (*at - run.items)) * run.stride;
@@ -240,6 +242,7 @@ void Follower::passed(uint64_t item) {
 // no positions.
 void Follower::unroll(std::vector<BlockId>& changed) {
   if (std::holds_alternative<Plan::Shuffled>(plan_.order)) return;
+  STOKER_CHECK(position_ <= last_ && unrolled_ <= last_ && dropped_ <= position_);
   const uint64_t end = last_ - position_ < kHorizon ? last_ : position_ + kHorizon;
   for (; unrolled_ < end && known_uses_ < kHorizon; ++unrolled_)
     each_block(item(unrolled_), [&](const BlockId& id) {
@@ -268,6 +271,7 @@ uint64_t Follower::read(const BlockId& id, std::vector<BlockId>& changed) {
   const uint64_t before = position_;
   position_ = std::max(position_, uses.front() + 1);
   uses.pop_front();
+  STOKER_CHECK(known_uses_ > 0);
   --known_uses_;
   changed.push_back(id);
   for (; dropped_ + kBehind < position_; ++dropped_)
@@ -275,6 +279,7 @@ uint64_t Follower::read(const BlockId& id, std::vector<BlockId>& changed) {
       auto& late = blocks_.at(passed);
       if (late.empty() || late.front() > dropped_) return;
       late.pop_front();
+      STOKER_CHECK(known_uses_ > 0);
       --known_uses_;
       changed.push_back(passed);
     });

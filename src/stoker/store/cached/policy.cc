@@ -36,14 +36,19 @@ std::optional<BlockId> Policy::add(const BlockId& id, std::optional<uint64_t> ne
   std::optional<BlockId> evicted;
   if (held_.size() == places_) evicted = evict();
   enter(id, next);
-  STOKER_CHECK(held_.size() <= places_);
+  STOKER_CHECK(held_.size() <= places_ && is_consistent());
   return evicted;
+}
+
+bool Policy::is_consistent() const {
+  return planned_.size() + small_.size() + main_.size() == held_.size() &&
+         ghost_.size() == ghosts_.size() && ghost_.size() <= places_;
 }
 
 void Policy::enter(const BlockId& id, std::optional<uint64_t> next) {
   if (next) {
-    planned_.emplace(*next, id);
-    held_.insert_or_assign(id, Held{.queue = nullptr, .next = *next});
+    STOKER_CHECK(planned_.emplace(*next, id).second);
+    STOKER_CHECK(held_.emplace(id, Held{.queue = nullptr, .next = *next}).second);
     return;
   }
   Queue* queue = &small_;
@@ -53,7 +58,7 @@ void Policy::enter(const BlockId& id, std::optional<uint64_t> next) {
     queue = &main_;
   }
   queue->push_front(id);
-  held_.insert_or_assign(id, Held{.queue = queue, .at = queue->begin()});
+  STOKER_CHECK(held_.emplace(id, Held{.queue = queue, .at = queue->begin()}).second);
 }
 
 void Policy::plan(const BlockId& id, std::optional<uint64_t> next) {
@@ -67,14 +72,16 @@ void Policy::remove(const BlockId& id) {
   const auto held = held_.find(id);
   if (held == held_.end()) return;
   if (held->second.queue == nullptr) {
-    planned_.erase({held->second.next, id});
+    STOKER_CHECK(planned_.erase({held->second.next, id}) == 1);
   } else {
     held->second.queue->erase(held->second.at);
   }
   held_.erase(held);
+  STOKER_CHECK(is_consistent());
 }
 
 BlockId Policy::evict() {
+  STOKER_CHECK(!held_.empty());
   if (planned_.size() == held_.size() ||
       (!planned_.empty() && planned_.rbegin()->first == kNever)) {
     const BlockId last = planned_.rbegin()->second;
@@ -92,6 +99,7 @@ std::optional<BlockId> Policy::evict_small() {
   while (!small_.empty()) {
     const BlockId id = small_.back();
     Held& held = held_.at(id);
+    STOKER_CHECK(held.queue == &small_);
     if (held.uses == 0) {
       remove(id);
       remember(id);
@@ -105,8 +113,10 @@ std::optional<BlockId> Policy::evict_small() {
 
 BlockId Policy::evict_main() {
   for (;;) {
+    STOKER_CHECK(!main_.empty());
     const BlockId id = main_.back();
     Held& held = held_.at(id);
+    STOKER_CHECK(held.queue == &main_);
     if (held.uses == 0) {
       remove(id);
       return id;
@@ -118,7 +128,7 @@ BlockId Policy::evict_main() {
 
 void Policy::remember(const BlockId& id) {
   ghost_.push_front(id);
-  ghosts_[id] = ghost_.begin();
+  STOKER_CHECK(ghosts_.emplace(id, ghost_.begin()).second);
   if (ghost_.size() <= places_) return;
   ghosts_.erase(ghost_.back());
   ghost_.pop_back();

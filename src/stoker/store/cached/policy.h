@@ -54,6 +54,7 @@ class Policy {
   std::optional<BlockId> evict_small();
   BlockId evict_main();
   void remember(const BlockId& id);
+  bool is_consistent() const;  // each held block is in one queue, or planned
 
   const size_t places_, small_places_;
   Queue small_, main_, ghost_;                      // the newest in front

@@ -6,6 +6,7 @@
 // and once for all bytes of an object that came meanwhile.
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/store/cached/cached_store.h"
 
 namespace stoker::cached {
@@ -96,6 +97,7 @@ bool CachedStore::begin_one(const Ahead::Due& due, std::vector<AheadJob>& jobs) 
                                                                .position = due.position,
                                                                .again = due.again})};
   if (whole) {
+    STOKER_CHECK(block->size == block_bytes);
     const auto evicted = policy_->add(id, followers_.next(id));
     job.piece.fetch = begin_fetch(id);
     if (evicted) forget_block(*evicted);
@@ -117,6 +119,7 @@ void CachedStore::take_arrived(const std::string& key) {
     {
       MutexLock lock(mutex_);
       const auto at = arrived_.find(key);
+      STOKER_CHECK(at != arrived_.end());  // nobody else takes this key's
       jobs.swap(at->second);
       if (jobs.empty()) {
         arrived_.erase(at);
@@ -134,6 +137,7 @@ void CachedStore::take_arrived(const std::string& key) {
     const size_t count = jobs.size();
     jobs.clear();  // their memory is free again
     MutexLock lock(mutex_);
+    STOKER_CHECK(moving_ahead_ >= count);
     moving_ahead_ -= count;
     ahead_wake_.notify_one();
   }
@@ -143,6 +147,7 @@ void CachedStore::arrived(AheadJob& job) {
   Prefetch& prefetch = *job.prefetch;
   {
     MutexLock lock(mutex_);
+    STOKER_CHECK(!prefetch.arrived);
     const bool wanted = ahead_.has(prefetch);
     if (job.status) {
       prefetch.arrived = true;

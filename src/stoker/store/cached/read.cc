@@ -13,6 +13,7 @@
 #include <chrono>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/store/cached/cached_store.h"
 
 namespace stoker::cached {
@@ -22,6 +23,7 @@ constexpr uint32_t kPlannedReads = 64;  // after which one looks for what is due
 constexpr uint32_t kGoodReads = 1000;   // after which FAST is as good as one that never failed
 
 void CachedStore::Piece::copy() const {
+  STOKER_CHECK(block && at >= begin && at - begin + into.size <= block->size);
   if (into.size > 0) std::memcpy(into.data, block->slice().data + (at - begin), into.size);
 }
 
@@ -181,6 +183,7 @@ bool CachedStore::came_from_slot(Piece& piece, const Status& moved) {
   piece.slots.reset();
   MutexLock lock(mutex_);
   const bool same = piece.life == life_ && generation_[piece.slot] == piece.generation;
+  STOKER_CHECK(!same || (slots_ && policy_));
   if (same && !moved) failed(piece.id, moved.error());
   if (same && moved) {
     if (took > options_.late) {
@@ -217,12 +220,14 @@ void CachedStore::keep(const BlockPtr& block) {
   if (!memory_policy_ || memory_policy_->holds(block->id)) return;
   const auto next = followers_.next(block->id);
   if (!memory_policy_->admits(next)) return;
-  if (const auto evicted = memory_policy_->add(block->id, next)) kept_.erase(*evicted);
-  kept_.emplace(block->id, block);
+  if (const auto evicted = memory_policy_->add(block->id, next))
+    STOKER_CHECK(kept_.erase(*evicted) == 1);
+  STOKER_CHECK(kept_.emplace(block->id, block).second && kept_.size() == memory_policy_->size());
 }
 
 bool CachedStore::from_memory(Piece& piece) {
   if (const auto kept = kept_.find(piece.id); kept != kept_.end()) {
+    STOKER_CHECK(memory_policy_ && memory_policy_->holds(piece.id));
     memory_policy_->hit(piece.id);
     piece.block = kept->second;
   } else if (const auto gathered = gathered_.find(piece.id); gathered != gathered_.end()) {
@@ -279,7 +284,7 @@ std::shared_ptr<Fetch> CachedStore::begin_fetch(const BlockId& id) {
   auto fetch = std::make_shared<Fetch>();
   fetch->future = fetch->done.future();
   fetch->life = life_;
-  fetches_.emplace(id, fetch);
+  STOKER_CHECK(fetches_.emplace(id, fetch).second);
   return fetch;
 }
 
@@ -294,12 +299,14 @@ void CachedStore::pick(Piece& piece) {
     return;
   }
   if (!slots_) return;
+  STOKER_CHECK(policy_ != nullptr);
   piece.life = life_;
   const std::optional<uint64_t> next = followers_.next(piece.id);
   if (policy_->holds(piece.id)) {
     policy_->hit(piece.id);
     const Place& place = places_.at(piece.id);
     piece.from = From::slot;
+    STOKER_CHECK(place.slot < room_.slots);
     piece.slots = slots_;
     piece.slot = place.slot;
     piece.generation = generation_[place.slot];
@@ -356,8 +363,10 @@ void CachedStore::gather(Piece& piece, const Status& status) {
     if (piece.fetch->life == life_ && slots_) {
       if (!status) policy_->remove(piece.id);
       if (policy_->holds(piece.id)) {
-        gathered_.insert_or_assign(piece.id, Gathered{piece.block, numbers_});
+        STOKER_CHECK(!places_.contains(piece.id));
+        STOKER_CHECK(gathered_.emplace(piece.id, Gathered{piece.block, numbers_}).second);
         next_.emplace(numbers_++, piece.block);
+        STOKER_CHECK(next_.size() <= gathered_.size());
         counts_.admitted_bytes += piece.block_bytes;
         keep(piece.block);
         if (next_.size() >= batch()) wake_.notify_one();
@@ -369,6 +378,7 @@ void CachedStore::gather(Piece& piece, const Status& status) {
 
 // Who waits for it is told.
 void CachedStore::tell(const Piece& piece, const Status& status) {
+  STOKER_CHECK(piece.fetch != nullptr);
   if (status) {
     piece.fetch->done.complete(Result<BlockPtr>(piece.block));
   } else {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 
 namespace stoker::cached {
@@ -114,11 +115,15 @@ Status Slots::commit(const std::vector<Fill>& fills, const std::vector<uint32_t>
   if (anew) {
     records = others;
   } else {
-    for (const uint32_t slot : freed) records.push_back({.id = {}, .slot = slot});
+    for (const uint32_t slot : freed) {
+      STOKER_CHECK(slot < header_.slots);
+      records.push_back({.id = {}, .slot = slot});
+    }
   }
   STOKER_ASSIGN(auto change, fast_->begin());
   std::vector<Future<void>> writes;
   for (const auto& [slot, block] : fills) {
+    STOKER_CHECK(slot < header_.slots && block->size > 0 && block->size <= header_.block_bytes);
     writes.push_back(change->write(slots_key(slot), slot % kSlotsPerObject * header_.block_bytes,
                                    block->slice()));
     records.push_back({block->id, slot, static_cast<uint32_t>(block->size)});

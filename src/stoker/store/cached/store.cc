@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/store/cached/cached_store.h"
 
@@ -183,6 +184,7 @@ void CachedStore::take_up(Opened opened) {
   }
   for (uint64_t slot = room_.slots; slot-- > 0;)
     if (!used[slot]) free_.push_back(static_cast<uint32_t>(slot));
+  STOKER_CHECK(places_.size() + free_.size() + leaving_.size() == room_.slots);
   if (!leaving_.empty()) ++flush_wanted_;  // they are needed as free ones
 }
 
@@ -233,6 +235,7 @@ void CachedStore::turn_on() {
 void CachedStore::forget_block(const BlockId& id) {
   if (ahead_.drop_whole(id)) ahead_.pressed();
   if (const auto gathered = gathered_.find(id); gathered != gathered_.end()) {
+    STOKER_CHECK(policy_ && !policy_->holds(id));
     next_.erase(gathered->second.number);
     gathered_.erase(gathered);
   }
@@ -349,8 +352,11 @@ Status CachedStore::follow(const Plan& plan) {
   lock.lock();
   if (const auto before = epochs_.find(plan.name); before != epochs_.end()) {
     counts_.prefetched_in_vain_bytes += ahead_.drop(*before->second.follower);
-    for (const std::string& key : before->second.keys)
-      if (const auto at = known_.find(key); --at->second.plans == 0) known_.erase(at);
+    for (const std::string& key : before->second.keys) {
+      const auto at = known_.find(key);
+      STOKER_CHECK(at != known_.end() && at->second.plans > 0);
+      if (--at->second.plans == 0) known_.erase(at);
+    }
     epochs_.erase(before);
   }
   if (follower) {
@@ -430,8 +436,11 @@ void CachedStore::commit() {
         continue;
       }
       gathered_.erase(at);
-      places_[block->id] = {slot, static_cast<uint32_t>(block->size)};
+      const Place place{slot, static_cast<uint32_t>(block->size)};
+      STOKER_CHECK(places_.emplace(block->id, place).second);
     }
+    STOKER_CHECK(places_.size() + free_.size() + leaving_.size() == room_.slots);
+    STOKER_CHECK(places_.size() <= policy_->size());
   }
   flush_done_ = flush;
   flushed_.notify_all();

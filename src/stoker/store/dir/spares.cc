@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/store/dir/beneath.h"
 
 namespace stoker::dir {
@@ -43,6 +44,7 @@ void Spares::keep_at_most(uint64_t bytes) {
   std::vector<Spare> gone;  // closed without the mutex: that gives the space back
   const MutexLock lock(mutex_);
   while (held_ > bytes) {
+    STOKER_CHECK(!spares_.empty() && held_ >= spares_.back().bytes);
     gone.push_back(std::move(spares_.back()));
     spares_.pop_back();
     held_ -= gone.back().bytes;
@@ -104,6 +106,7 @@ std::optional<Spare> Spares::take(uint64_t bytes) {
   if (nearest == spares_.end()) return {};
   Spare spare = std::move(*nearest);
   spares_.erase(nearest);
+  STOKER_CHECK(held_ >= spare.bytes);
   held_ -= spare.bytes;
   return spare;
 }

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/dir/dir_store.h"
@@ -218,6 +219,7 @@ Future<void> DirStore::read_many(std::span<const std::string> keys, std::span<co
 
 void DirStore::read_small(const std::map<std::string, std::vector<Small>>& by_key,
                           Countdown& rest) {
+  STOKER_CHECK(files_.here());
   std::vector<Fd> files;  // stay open until all is read
   std::vector<BufferedRead> reads;
   std::vector<std::pair<size_t, const std::string*>> of;  // piece and key of each read
@@ -243,6 +245,7 @@ void DirStore::read_small(const std::map<std::string, std::vector<Small>>& by_ke
     MutexLock lock(readers_mutex_);
     readers_.push_back(std::move(reader));
   }
+  STOKER_CHECK(of.size() == reads.size());
   for (size_t i = 0; i < reads.size(); ++i) {
     const auto& [piece, key] = of[i];
     const Status status = outcome_of(reads[i]);
@@ -278,6 +281,7 @@ Result<Fd> DirStore::open_object(const std::string& key, uint64_t* bytes) const 
 
 Status DirStore::read_now(const std::string& key, uint64_t offset, Slice into,
                           const ReadOptions& options) const {
+  STOKER_CHECK(files_.here());
   uint64_t bytes = 0;
   STOKER_ASSIGN(const Fd file, open_object(key, &bytes));
   STOKER_TRY(check_inside(key, bytes, offset, into));

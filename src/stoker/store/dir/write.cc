@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/store/chunk_size.h"
 #include "stoker/store/dir/dir_store.h"
@@ -92,6 +93,7 @@ Status DirStore::begin_object(Staged& staged, uint64_t bytes) {
 
 // Steps 1 and 2. The lock tells others that we live: whoever gets it removes the file.
 Status DirStore::make_temporary(Staged& staged, uint64_t bytes) {
+  STOKER_CHECK(!staged.file && staged.direct < 0);
   staged.folder_path = split_key(staged.key).first;
   for (int attempt = 0; attempt < kNameTries; ++attempt) {
     STOKER_ASSIGN(staged.folder,
@@ -203,6 +205,7 @@ Future<void> DirStore::write(const StagedPtr& staged, std::string_view key, uint
 
 Status DirStore::write_now(Staged& staged, FileId direct, uint64_t offset, Slice from,
                            Priority priority) {
+  STOKER_CHECK(files_.here() && staged.file);
   const Status written =
       write_file(runtime_.loop, staged.file.get(), direct, offset, from, priority);
   if (!written)
@@ -265,18 +268,21 @@ void DirStore::abandon(const StagedPtr& staged) {
 
 // Nothing else works on `staged` any more.
 Result<Version> DirStore::commit_now(Staged& staged) {
+  STOKER_CHECK(files_.here());  // it waits
   Status status = staged.failed ? Status(*staged.failed) : Status();
   if (status && (staged.touched || staged.required)) status = publish(staged);
   if (!status) {
     drop_temporary(staged);
     return status.error();
   }
+  STOKER_CHECK(staged.direct < 0);
   staged.file = Fd();
   return ++commits_;
 }
 
 // Steps 4 to 7.
 Status DirStore::publish(Staged& staged) {
+  STOKER_CHECK(!staged.key.empty() && !(staged.file && staged.removed));
   close_direct(staged);
   if (staged.file) {
     STOKER_TRY(clear_unwritten(staged));
@@ -373,11 +379,12 @@ void DirStore::free_later(Fd old) {
   freer_.run([this, file = std::make_shared<Fd>(std::move(old))] {
     if (options_.frees) options_.frees();
     *file = Fd();
-    --freeing_;
+    STOKER_CHECK(freeing_.fetch_sub(1) > 0);
   });
 }
 
 void DirStore::wait_for_freed() {
+  STOKER_CHECK(!freer_.here());
   const auto promise = std::make_shared<Promise<void>>();
   const Future<void> done = promise->future();
   freer_.run([promise] { promise->complete(Status()); });
@@ -386,6 +393,7 @@ void DirStore::wait_for_freed() {
 
 // Step 6.
 Status DirStore::place(Staged& staged, const std::string& name) const {
+  STOKER_CHECK(staged.folder && !staged.name.empty());
   const int folder = staged.folder.get();
   const bool absent = staged.required && staged.required->empty();
   DirStep renamed{.kind = Kind::rename, .path = staged.path(), .to = staged.key};
@@ -422,6 +430,7 @@ Status DirStore::place(Staged& staged, const std::string& name) const {
 }
 
 Status DirStore::take_away(const Staged& staged, const std::optional<Spare>& spare) const {
+  STOKER_CHECK(staged.removed);
   const std::string name = split_key(staged.key).second;
   const int folder = staged.folder.get();
   DirStep gone{.kind = Kind::unlink, .path = staged.key};
