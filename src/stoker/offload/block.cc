@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/check.h"
 
 namespace stoker::offload {
 
@@ -55,6 +56,7 @@ Result<BlockLayout> BlockLayout::make(BlockSpec spec, uint32_t tile_elements) {
 }
 
 uint32_t BlockLayout::tile_count(uint64_t tile) const {
+  STOKER_CHECK(tile < tiles());
   return static_cast<uint32_t>(std::min<uint64_t>(tile_elements_, elements() - tile_first(tile)));
 }
 

@@ -1,4 +1,5 @@
 #include "stoker/offload/parallel.h"
+#include "stoker/base/check.h"
 #include "stoker/base/mutex.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 namespace stoker::offload {
 
 void parallel(Pool& pool, size_t count, const std::function<void(size_t)>& each) {
+  STOKER_CHECK(!pool.here());  // a task must not wait for another one
   if (count == 0) return;
   std::atomic<size_t> next{0};
   Mutex mutex;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/check.h"
 
 namespace stoker::offload {
 namespace {
@@ -71,6 +72,7 @@ void Session::begin_transfer() {
 
 void Session::end_transfer() {
   MutexLock lock(mutex_);
+  STOKER_CHECK(transfers_ > 0);
   if (--transfers_ == 0) idle_.notify_all();
 }
 
@@ -194,6 +196,7 @@ Status Session::release(BlockId block) {
                 found->layout.name());
   }
   MutexLock lock(mutex_);
+  STOKER_CHECK(retained_bytes_ >= found->layout.state_bytes());
   retained_bytes_ -= found->layout.state_bytes();
   return {};
 }

@@ -1,5 +1,7 @@
 #include "stoker/offload/step_transaction.h"
 
+#include "stoker/base/check.h"
+
 namespace stoker::offload {
 
 void JobCount::begin() {
@@ -15,11 +17,13 @@ void JobCount::hold() {
 
 void JobCount::computed() {
   MutexLock lock(mutex_);
+  STOKER_CHECK(computing_ > 0 && computing_ <= holding_);
   --computing_;
 }
 
 void JobCount::end() {
   MutexLock lock(mutex_);
+  STOKER_CHECK(holding_ > computing_);
   if (--holding_ == 0) none_.notify_all();
 }
 

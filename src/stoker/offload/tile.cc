@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/check.h"
 
 namespace stoker::offload {
 
@@ -21,6 +22,7 @@ Slice place(const Tile& tile, Plane plane) {
   const BlockLayout& layout = tile.block->layout;
   const uint64_t bytes = layout.tile_bytes(plane, tile.index);
   if (tile.retained && plane != Plane::weight) {
+    STOKER_CHECK(tile.block->retained != nullptr);
     uint64_t at = layout.tile_offset(plane, tile.index);
     if (plane != Plane::remainder) at += layout.plane_bytes(Plane::remainder);
     if (plane == Plane::v) at += layout.plane_bytes(Plane::m);
@@ -35,10 +37,12 @@ Slice place(const Tile& tile, Plane plane) {
 }
 
 optim::KeptMoment kept(const Tile& tile, Plane plane, uint64_t element) {
+  STOKER_CHECK(plane == Plane::m || plane == Plane::v);
   const BlockLayout& layout = tile.block->layout;
   std::byte* const data = place(tile, plane).data;
   if (layout.moments() != optim::MomentType::q8)
     return {data + element * layout.element_bytes(plane), nullptr};
+  STOKER_CHECK(element % optim::kMomentGroup == 0);
   const uint64_t first = align_down(element, kMomentCell);  // of the cell
   const uint64_t codes = std::min(kMomentCell, layout.tile_count(tile.index) - first);
   std::byte* const cell = data + moment_plane_bytes(layout.moments(), first);

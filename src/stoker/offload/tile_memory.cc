@@ -9,7 +9,10 @@ namespace stoker::offload {
 
 TileMemory::TileMemory(std::vector<Buffer> own)
     : own_(std::move(own)), place_bytes_(own_.front().size()), places_(own_.size()) {
-  for (const Buffer& buffer : own_) free_.push_back(buffer.slice());
+  for (const Buffer& buffer : own_) {
+    STOKER_CHECK(buffer.size() == place_bytes_);
+    free_.push_back(buffer.slice());
+  }
 }
 
 TileMemory::Loan* TileMemory::loan_of(const Slice& place) {
@@ -29,11 +32,16 @@ Slice TileMemory::take() {
 void TileMemory::give(const Slice& place) {
   Loan* loan = loan_of(place);
   if (loan == nullptr) {
+    STOKER_CHECK(place.size == place_bytes_);
     free_.insert(free_.begin(), place);
+    STOKER_CHECK(free_.size() <= places_);
     return;
   }
+  STOKER_CHECK(loan->taken > 0);
   --loan->taken;
-  if (!loan->recalled) --places_;
+  if (loan->recalled) return;
+  STOKER_CHECK(places_ > own_.size());
+  --places_;
 }
 
 bool TileMemory::lent(const Slice& place) const { return loan_of(place) != nullptr; }
@@ -52,14 +60,17 @@ bool TileMemory::begin_recall(const Slice& region) {
   if (loan == nullptr) return false;
   if (loan->recalled) return true;
   loan->recalled = true;
-  places_ -=
+  const size_t gone =
       loan->taken + std::erase_if(free_, [&](const Slice& place) { return within(place, region); });
+  STOKER_CHECK(places_ >= own_.size() + gone);
+  places_ -= gone;
   return true;
 }
 
 bool TileMemory::end_recall(const Slice& region) {
   const Loan* loan = loan_of(region);
   if (loan == nullptr) return true;  // another one was first
+  STOKER_CHECK(loan->recalled);
   if (loan->taken != 0) return false;
   std::erase_if(loans_, [&](const Loan& each) { return within(each.region, region); });
   return true;

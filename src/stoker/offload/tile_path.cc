@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/mutex.h"
 #include "stoker/offload/updater.h"
 
@@ -22,6 +23,7 @@ std::string tile_name(const Tile& tile) {
 }  // namespace
 
 void Updater::advance(const TilePtr& tile) {
+  STOKER_CHECK(tile->job && tile->left == 0);
   const UpdateJob& job = *tile->job;
   const UpdateRequest& request = job.request_;
   // a prefetch that failed costs nothing: what it should have read is asked for again
@@ -75,7 +77,9 @@ void Updater::read(const TilePtr& tile, Plane plane, const std::shared_ptr<StepT
 }
 
 void Updater::part_read(const TilePtr& tile) {
-  if (tile->left.fetch_sub(1) == 1) reads_done(tile);
+  const int left = tile->left.fetch_sub(1);
+  STOKER_CHECK(left > 0);
+  if (left == 1) reads_done(tile);
 }
 
 void Updater::reads_done(const TilePtr& tile) {
@@ -87,7 +91,7 @@ void Updater::reads_done(const TilePtr& tile) {
     if (!tile->job && !tile->dropped) return;  // prefetched: waits for its job
     dropped = tile->dropped;
     if (dropped) {
-      std::erase(prefetched_, tile);
+      STOKER_CHECK(!tile->job && std::erase(prefetched_, tile) == 1);
       give(tile);
     } else if (tile->retained && tile->has_state &&
                !tile->failed) {  // of a tile without gradients only weights are read
@@ -104,6 +108,7 @@ void Updater::reads_done(const TilePtr& tile) {
 }
 
 void Updater::compute(const TilePtr& tile) {
+  STOKER_CHECK(tile->job && tile->left == 0);
   UpdateJob& job = *tile->job;
   if (job.cancelled()) {
     job.fail(
@@ -129,6 +134,7 @@ void Updater::run_kernel(const Tile& tile) {
   const uint32_t width = layout.element_bytes(Plane::weight);
   const std::byte* in =
       request.weight_in.data != nullptr ? tile_of_plane(request.weight_in, tile) : tile.weights;
+  STOKER_CHECK(in != nullptr);
   const Slice made = place(tile, Plane::weight);
   std::byte* const out = made.data;
 
@@ -170,6 +176,8 @@ void Updater::update_elements(const Tile& tile, const Segment& segment, const st
   const BlockLayout& layout = tile.block->layout;
   const optim::Hyper& hyper = segment.hyper;
   const uint32_t width = layout.element_bytes(Plane::weight);
+  STOKER_CHECK(from < to && to <= layout.tile_count(tile.index));
+  STOKER_CHECK(layout.tile_first(tile.index) + from >= segment.offset);
   // of the parameter
   const uint64_t element = layout.tile_first(tile.index) + from - segment.offset;
   const optim::Planes planes{
@@ -218,7 +226,9 @@ void Updater::write_planes(const TilePtr& tile) {
 }
 
 void Updater::part_written(const TilePtr& tile) {
-  if (tile->left.fetch_sub(1) != 1) return;
+  const int left = tile->left.fetch_sub(1);
+  STOKER_CHECK(left > 0);
+  if (left != 1) return;
   traffic_.write_latency_ns.add(Clock::real().now_ns() - tile->since_ns);
   if (tile->failed) fail_job(*tile, "writing");
   finish_tile(tile);
@@ -237,7 +247,9 @@ void Updater::fail_job(const Tile& tile, const char* action) {
 // ---- ends
 
 void Updater::tile_computed(UpdateJob& job, size_t tiles) {
-  if (job.compute_left_.fetch_sub(tiles) != tiles) return;
+  const size_t left = job.compute_left_.fetch_sub(tiles);
+  STOKER_CHECK(left >= tiles);
+  if (left != tiles) return;
   if (!job.failed()) job.combine_hashes();
   // All writes are with the store now: a commit waits for them there, and fails with them.
   job.request_.transaction->jobs()->computed();
@@ -247,6 +259,7 @@ void Updater::tile_computed(UpdateJob& job, size_t tiles) {
 void Updater::finish_tile(const TilePtr& tile) {
   {
     const JobPtr job = std::move(tile->job);
+    STOKER_CHECK(job && tile->left == 0);
     {
       MutexLock lock(mutex_);
       give(tile);
@@ -258,13 +271,16 @@ void Updater::finish_tile(const TilePtr& tile) {
 }
 
 void Updater::finish_job(const JobPtr& job, size_t tiles) {
-  if (job->write_left_.fetch_sub(tiles) != tiles) return;
+  const size_t left = job->write_left_.fetch_sub(tiles);
+  STOKER_CHECK(left >= tiles);
+  if (left != tiles) return;
   Block& block = job->block_;
   const Status status = job->status();
   JobPtr next;
   {
     MutexLock lock(mutex_);
     std::erase(waiting_, job);
+    STOKER_CHECK(!block.jobs.empty() && block.jobs.front() == job);
     block.jobs.pop_front();
     drop_tiles(block);  // what the job had no use for is of the past now
     if (!status && block.retained) block.retained->stamp = {};

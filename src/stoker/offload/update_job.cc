@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/offload/tile.h"
 
 namespace stoker::offload {
@@ -54,6 +55,7 @@ void UpdateJob::hash_tile(uint64_t first, uint64_t count) {
     const uint64_t to = std::min(bytes, (first + count - segment->offset) * element);
     auto& pieces = pieces_[static_cast<size_t>(segment - request_.segments.data())];
     for (uint64_t piece = (from + kHashPiece - 1) / kHashPiece; piece * kHashPiece < to; ++piece) {
+      STOKER_CHECK(piece < pieces.size());
       const uint64_t at = piece * kHashPiece;
       pieces[piece] = hash_piece(segment->grad + at, std::min(kHashPiece, bytes - at));
     }
@@ -61,6 +63,7 @@ void UpdateJob::hash_tile(uint64_t first, uint64_t count) {
 }
 
 void UpdateJob::combine_hashes() {
+  STOKER_CHECK(hashes_.empty() && pieces_.size() <= request_.segments.size());
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const Segment& segment = request_.segments[i];
     hashes_.push_back(combine(pieces_[i], segment.count * optim::grad_bytes(segment.grad_type)));

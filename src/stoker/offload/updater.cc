@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "stoker/base/check.h"
+
 namespace stoker::offload {
 
 Updater::Updater(Store& store, Pool& pool, Traffic& traffic, std::vector<Buffer> memory,
@@ -18,6 +20,7 @@ void Updater::close() {
 
 void Updater::leave() {
   MutexLock lock(mutex_);
+  STOKER_CHECK(active_ > 0);
   if (--active_ == 0) idle_.notify_all();
 }
 
@@ -50,6 +53,7 @@ void Updater::activate(const JobPtr& job) {
   const Stamp wanted = stamp_of(block, job->request_.source);
   {
     MutexLock lock(mutex_);
+    STOKER_CHECK(!block.jobs.empty() && block.jobs.front() == job);
     std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
     if (!block.prefetched_stamp.serves(wanted)) drop_tiles(block);
     if (block.retained) {
@@ -81,6 +85,7 @@ void Updater::pump() {
 
 // The job left waiting_: nobody else looks at its tiles that have not begun.
 void Updater::skip_rest(const JobPtr& job) {
+  STOKER_CHECK(job->next_ <= job->order_.size());
   const size_t tiles = job->order_.size() - job->next_;
   job->next_ = job->order_.size();
   if (tiles != 0)
@@ -102,6 +107,7 @@ bool Updater::next(Begin& begin) {
     begin.tile = tile_for(job, job->order_[job->next_]);
     if (!begin.tile) return false;
     ++job->next_;
+    STOKER_CHECK(!begin.tile->job && !begin.tile->dropped);
     begin.tile->job = job;
     // Reads of a prefetched tile that are still in flight carry it on themselves.
     if (begin.tile->reading) continue;
@@ -121,7 +127,7 @@ bool Updater::next(Begin& begin) {
     begin.tile = new_tile(*wanted.block, wanted.next++);
     begin.tile->prefetched = begin.prefetch = true;
     begin.tile->reading = true;
-    wanted.block->prefetched[begin.tile->index] = begin.tile;
+    STOKER_CHECK(wanted.block->prefetched.emplace(begin.tile->index, begin.tile).second);
     prefetched_.push_back(begin.tile);
     return true;
   }
@@ -133,7 +139,7 @@ Updater::TilePtr Updater::tile_for(const JobPtr& job, uint64_t index) {
   if (const auto found = block.prefetched.find(index); found != block.prefetched.end()) {
     TilePtr tile = found->second;
     block.prefetched.erase(found);
-    std::erase(prefetched_, tile);
+    STOKER_CHECK(std::erase(prefetched_, tile) == 1);
     return tile;
   }
   if (!memory_.any_free() && !steal()) return nullptr;
@@ -141,6 +147,7 @@ Updater::TilePtr Updater::tile_for(const JobPtr& job, uint64_t index) {
 }
 
 Updater::TilePtr Updater::new_tile(Block& block, uint64_t index) {
+  STOKER_CHECK(index < block.layout.tiles());
   auto tile = std::make_shared<Tile>();
   tile->block = &block;
   tile->index = index;
@@ -208,7 +215,7 @@ bool Updater::steal() {
   // dropped already: they pump when their reads are done
   if (found == prefetched_.rend()) return false;
   const TilePtr victim = *found;
-  victim->block->prefetched.erase(victim->index);
+  STOKER_CHECK(victim->block->prefetched.erase(victim->index) == 1);
   std::erase_if(wanted_, [&](const Wanted& each) { return each.block == victim->block; });
   drop(victim);
   return memory_.any_free();
@@ -216,12 +223,13 @@ bool Updater::steal() {
 
 // Its memory is free now, or when its reads are done.
 void Updater::drop(const TilePtr& tile) {
+  STOKER_CHECK(!tile->dropped && !tile->job);
   traffic_.prefetch_dropped.add(1);
   if (tile->reading) {
     tile->dropped = true;
     return;
   }
-  std::erase(prefetched_, tile);
+  STOKER_CHECK(std::erase(prefetched_, tile) == 1 && active_ > 0);
   give(tile);
   if (--active_ == 0) idle_.notify_all();
 }
@@ -256,7 +264,7 @@ void Updater::recall(const Slice& region) {
     const std::vector<TilePtr> prefetched = prefetched_;
     for (const TilePtr& tile : prefetched) {
       if (tile->dropped || !TileMemory::within(tile->memory, region)) continue;
-      tile->block->prefetched.erase(tile->index);
+      STOKER_CHECK(tile->block->prefetched.erase(tile->index) == 1);
       drop(tile);
     }
     returned_.wait(lock, [&]() REQUIRES(mutex_) { return memory_.end_recall(region); });
@@ -283,6 +291,7 @@ bool Updater::retain(Block& block, Buffer memory) {
     if (!block.jobs.empty() || block.retained) return false;
     std::erase_if(wanted_, [&](const Wanted& each) { return each.block == &block; });
     drop_tiles(block);
+    STOKER_CHECK(memory.size() >= block.layout.state_bytes());
     block.retained = std::make_unique<Retained>();
     block.retained->memory = std::move(memory);
     block.retained->valid.resize(block.layout.tiles());
