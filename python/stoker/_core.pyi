@@ -414,10 +414,10 @@ class Transaction:
 class PlaneIo:
     """What moves bytes between a store, the arena and the optimizer kernels, all without the GIL.
 
-    `tiles` buffers of 12 bytes (8 with moments "bf16", a little over 6 with "8bit") x
-    `tile_elements` (a power of two from 32 Ki, "8bit" 64 Ki, to 2 Mi) are taken from the arena at
-    once: the most state in flight. `moments`: how m and v are kept; `seed`: of the draws that round
-    them.
+    `tiles` buffers are taken from the arena at once: the most state in flight. Each has
+    `tile_elements` elements (a power of two from 32 Ki, "8bit" 64 Ki, to 2 Mi). An element takes 12
+    bytes, 8 with moments "bf16", a little over 6 with "8bit". `moments`: how m and v are kept;
+    `seed`: of the draws that round them.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """`stoker bench offload`: seconds and bytes a step of a model that does not fit, for each policy,
 beside the floor.
 
-The floor of a step = max(bytes read / read rate + bytes written / write rate, core-seconds of
-(plain forward and backward, the kernel alone, CRC alone) / cores). The disk is probed just before
-and after each row; the bytes are those the process moved.
+The floor of a step is the larger of two times. The disk's is bytes read / read rate + bytes written
+/ write rate. The cores' is core-seconds of (plain forward and backward, the kernel alone, CRC
+alone) / cores. The disk is probed just before and after each row; the bytes are those the process
+moved.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ by the disk to bound by computing.
 
 Each row: the disk, the kernels and forward and backward without offload are measured, the step is
 planned from that, and then measured as the median of the steps after the warm-up. A row across
-which the disk's rates moved by more than a tenth is repeated; one of which no repetition saw a
+which the disk's rates moved by more than a tenth is repeated. One of which no repetition saw a
 steady disk is shown and not counted.
 """
 

@@ -518,8 +518,8 @@ def wanted_of(
     part: shards.Rectangle,
     into: torch.Tensor,
 ) -> Iterator[Wanted]:
-    """What a rectangle of a tensor that lies in a file (from `offset` on, in row-major order) has
-    of another one, `part`, by runs that are together in both."""
+    """What a rectangle of a tensor has of another one, `part`, by runs that are together in both.
+    The rectangle lies in a file, from `offset` on, in row-major order."""
     shared = common(begin, shape, part.begin, part.size)
     if shared is None:
         return

@@ -11,8 +11,8 @@ from stoker.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Keep:
-    """The newest `last`, every one whose step is a multiple of `every_steps`, the first of each
-    `every_seconds`, the `best` by metric (`mode` "min" or "max"), and those that were pinned.
+    """The newest `last`, every one whose step is a multiple of `every_steps`, and the first of each
+    `every_seconds`. Also the `best` by metric (`mode` "min" or "max"), and those that were pinned.
 
         stoker.Checkpoints("dir:/run", keep=stoker.Keep(last=2, every_steps=1000, best=1))
     """

@@ -1,7 +1,7 @@
 """`stoker data build`, and what `stoker train` reads: texts to shards of tokens, in any store.
 
 A shard is one token file, made of slices of the inputs by one process. It depends on its slices and
-on the rule only, so shards can be made in any order, and a build that was killed goes on with those
+on the rule only, so shards can be made in any order. A build that was killed goes on with those
 that are not there. docs/formats/tokens.md has the objects of a build.
 """
 

@@ -25,12 +25,12 @@ class Jpeg:
     """What images become: ``Loader(Tar(store, keys), 32, decode=Jpeg(resize=224, crop="random"))``.
 
     resize: (height, width) of every image, or one number for both. crop: "random" is 8 to 100 % of
-    the area, 3:4 to 4:3 wide, keyed by (seed, epoch, sample); "centre" is the largest part in the
+    the area, 3:4 to 4:3 wide, keyed by (seed, epoch, sample). "centre" is the largest part in the
     middle of that shape; None takes the whole image, whatever its shape. flip: mirror half of the
     images. normalise: (mean, deviation) of red, green and blue from 0 to 1, as `IMAGENET`, gives
     float32; else uint8. threads: that decode to begin with; the loader adds some up to its cpus=
-    while the loop waits for them. on_corrupt: "raise" names the sample; "skip" leaves
-    it out: the batch is smaller then, and `skipped` counts, `skipped_samples` lists it.
+    while the loop waits for them. on_corrupt: "raise" names the sample; "skip" leaves it out: the
+    batch is smaller then, and `skipped` counts, `skipped_samples` lists it.
 
     The JPEG of a sample is the first of its parts that begins as one does. A batch is a dict:
     "image" [n, 3, height, width] (channels last in memory), "__key__" the names, and of tar files

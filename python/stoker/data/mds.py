@@ -1,7 +1,7 @@
 """MDS shards, as MosaicML Streaming writes them: `index.json`, and what the bytes of shards mean.
 
-A shard begins with a u32, its number of samples n, and n + 1 u32 offsets of samples, counted from
-its first byte; then the writer's settings as JSON, then the samples. A sample is a record
+A shard begins with a u32, its number of samples n. Then come n + 1 u32 offsets of samples, counted
+from its first byte, the writer's settings as JSON, and the samples. A sample is a record
 (src/stoker/data/record.h): u32 sizes of columns that have no fixed one, then all columns.
 """
 

@@ -1,7 +1,7 @@
 """`stoker data build --unpack` and `--resize`: a data set that is quicker to read, made of another.
 
-An object of the result depends on its inputs and on the options only, so any number of threads
-makes the same bytes, and a build that was killed goes on with the objects that are not there.
+An object of the result depends on its inputs and on the options only. So any number of threads
+makes the same bytes. A build that was killed goes on with the objects that are not there.
 `build.json` says what they were made of.
 """
 
@@ -344,8 +344,8 @@ def _unpacked(reading: _Reading, key: str, kind: str) -> Any:
 
 
 def resizing(store: _core.Store, side: int, quality: int, shard_bytes: int, on_corrupt: str) -> Job:
-    """The samples of the tar files of the store, or of its image files, with JPEGs whose shorter
-    side has `side` pixels at the most, in tar files."""
+    """Writes the samples of the tar files of the store, or of its image files, into tar files. The
+    shorter side of their JPEGs has `side` pixels at the most."""
     found = store.list()
     tars = [
         each for each in found if each["key"].endswith(".tar") or _PACKED_TAR.search(each["key"])

@@ -17,10 +17,10 @@ class ThreadCount:
     """The decision: numbers in, a number of threads out.
 
     It looks at windows of at least `WINDOW` seconds. Where the loop waited for `STARVED` of a
-    window while the threads were `BUSY`, one thread is added, up to `most`. One is given back
-    after `patience` windows in which the loop did not wait, and the others would have been at
-    most `IDLE` busy with what there was to do. What was given back too early costs twice the
-    patience from then on.
+    window while the threads were `BUSY`, one thread is added, up to `most`. One is given back after
+    `patience` windows of two kinds: the loop did not wait, and the others would have been at most
+    `IDLE` busy with what there was to do. What was given back too early costs twice the patience
+    from then on.
     """
 
     WINDOW = 0.5

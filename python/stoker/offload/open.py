@@ -108,21 +108,21 @@ def offload(
     policy: when updates run; all give the same bits. "sync": in step(). "speculate": during
     backward, and those again in step() whose gradients or hyperparameters were changed in between,
     as by clipping. "lazy": in the next forward, each before its block is used; gradients must be
-    left alone until then. "auto": speculates, and for 20 steps after that was in vain in 3 of 20 it
-    is lazy; or sync, in a loop that keeps its gradients and under fully_shard(), which gathers
-    weights ahead of their use.
+    left alone until then. "auto": speculates. When that was wasted in 3 of 20 steps, it is lazy for
+    the next 20. It is sync instead in a loop that keeps its gradients, and under fully_shard(),
+    which gathers weights ahead of their use.
 
     accumulate: backwards a step, if known (else learned).
 
-    weights: a folder of safetensors files (or one file) with the initial weights, for a model on
-    the meta device, or in place of those that the model has.
+    weights: a folder of safetensors files, or one file, with the initial weights. They are for a
+    model on the meta device, or take the place of those that the model has.
 
     resume: True continues the run in the store; "auto" does so if there is one. False on a store
     that holds a run is an error.
 
     device: where the model computes ("cpu", "cuda", "cuda:1"); default: where its parameters are.
-    Weights are copied there for their use, gradients stay there until step() (and are not counted
-    in dram), updates run on the CPU; buffers are moved, inputs are yours to move.
+    Weights are copied there for their use. Gradients stay there until step(), and are not counted
+    in dram. Updates run on the CPU. Buffers are moved, inputs are yours to move.
 
     device_memory: cap in bytes, or "8GiB", on weights on that device; default: what one use needs
     and as much fetched ahead.
@@ -152,9 +152,9 @@ def offload(
 
     restore: a stoker.Checkpoints that saved such a run, or its `at(step)`. A store without a run,
     or with an older step of one, becomes what the newest sound checkpoint holds, masters and
-    moments included, and the run goes on from there. A newer step in the store wins, unless
-    at(step) is given. Where there is no checkpoint yet, it changes nothing. Any number of ranks may
-    have saved it; the stores of a run keep its number, so give other ranks new ones.
+    moments included. The run goes on from there. A newer step in the store wins, unless at(step) is
+    given. Where there is no checkpoint yet, it changes nothing. Any number of ranks may have saved
+    it; the stores of a run keep its number, so give other ranks new ones.
 
     checkpoints: the stoker.Checkpoints that will save this run. The store gets room for the step
     that a save copies, as much of the disk as one more of `snapshots`.

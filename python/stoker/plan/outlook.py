@@ -200,7 +200,8 @@ def gpu_memory(
 
     Gradients stay there until step(), whatever the policy: a micro-batch meets all of those before
     it. Activations are reckoned as the inputs and outputs of every product that a token goes
-    through, two bytes each; with recomputation as the inputs of the blocks, and all of one block.
+    through, two bytes each. With recomputation they are the inputs of the blocks, and all of one
+    block.
     """
     layout = divide(blocks, ADAMW, 0, spills=False)  # blocks alone say what is at work
     weights = min(layout.device_weights, sum(block.slot_bytes for block in blocks))

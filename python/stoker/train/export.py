@@ -30,7 +30,7 @@ def export_model(
     """Write model.safetensors, configs and tokenizer files.
 
     `gather(params)` is a context in which the values of these parameters may be read
-    (stoker.gather); one parameter is gathered at a time, so the export needs no more memory than
+    (stoker.gather). One parameter is gathered at a time, so the export needs no more memory than
     the largest of them.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,8 +100,8 @@ def write_safetensors(
     """One safetensors file, written a tensor at a time and named when it is whole and durable.
 
     The layout (8 bytes of length, a JSON header padded to 8, the tensors without gaps) is
-    safetensors' own; its library wants all tensors in memory at once, which is what an offloaded
-    model cannot give.
+    safetensors' own. Its library wants all tensors in memory at once. An offloaded model cannot
+    give that.
     """
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     offset = 0

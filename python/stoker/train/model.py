@@ -197,8 +197,8 @@ def compute_seconds(
 def _seconds(
     run: Callable[[int], object], batch: int, device: torch.device, bound: float = 1.0
 ) -> float:
-    """Of run(batch), from as large a part of the batch as `bound` seconds allow; the first call
-    does not count, and in the one before that a GPU may start."""
+    """Of run(batch), from as large a part of the batch as `bound` seconds allow. The first call
+    does not count. In the one before that a GPU may start."""
     run(1)
     begun, part, took = time.perf_counter(), 1, []
     while True:

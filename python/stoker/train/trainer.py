@@ -3,9 +3,9 @@
 The order matters at three places. The data position counts a batch as soon as it was given out, and
 is read at opt.step(). The schedule steps *after* opt.step(): the record that closes a step is taken
 when the next forward begins (or at flush), so it then says where the run goes on. A step's ledger
-line is written before the step can be committed, or committed with it; that it could not be written
-is raised only after both have moved on. run.json is written before the store is made, so a run can
-be resumed whenever it was killed.
+line is written before the step can be committed, or committed with it. If it cannot be written, the
+error is raised only after both have moved on. run.json is written before the store is made, so a
+run can be resumed whenever it was killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 // The order of samples as pure functions: no arrays, O(1) time and memory both ways.
 //
-// The same functions tell a loader what to read and a cache what is read next, so both compute
-// the same future from a few integers.
+// The same functions tell a loader what to read and a cache what is read next. So both compute the
+// same future from a few integers.
 #pragma once
 
 #include <array>

@@ -5,10 +5,10 @@
 // What is said when an object is made counts until its requests tell otherwise. Counters are closed
 // every window of requests (and halved: what is older counts less). The tree then says a class for
 // each object that was touched; an object changes its class when it was said twice in a row. In the
-// next window the tree is judged by what the objects did; while it is right less often than always
-// saying the most frequent class would be, it is not listened to. What was said when an object was
-// made is judged, apart, by the next window in which it is touched; one that is removed untouched
-// was write-only.
+// next window the tree is judged by what the objects did. It is ignored while it is right less
+// often than always saying the most frequent class would be. What was said when an object was made
+// is judged apart, by the next window in which it is touched. One that is removed untouched was
+// write-only.
 #pragma once
 
 #include <array>

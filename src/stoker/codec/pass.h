@@ -35,8 +35,8 @@ class Pass {
   // piece holds then.
   //
   // The arithmetic comes first: it streams all chunks from memory at once, which the hardware
-  // prefetches best, and leaves one block of each in the near caches (36 KiB for 6+3), so that the
-  // checksums cost their computing and no second pass over memory. Other orders were measured on
+  // prefetches best. It leaves one block of each in the near caches (36 KiB for 6+3). So the
+  // checksums cost their computing, and no second pass over memory. Other orders were measured on
   // cold data and are slower or no faster: checksums first, a chunk at a time through
   // ec_encode_data_update, longer or shorter pieces, software prefetch, parity by non-temporal
   // stores.

@@ -101,7 +101,7 @@ class BatchReader {
   BatchReader& operator=(const BatchReader&) = delete;
 
   // The samples in this order. Where all sources have equal samples of one size in memory, one
-  // follows the other without a gap; else each begins at a multiple of 64 bytes. Errors are those
+  // follows the other without a gap. Else each begins at a multiple of 64 bytes. Errors are those
   // of Store::read_many, and `mismatch` for an object with another tag; invalid_argument names a
   // sample that is not there.
   BatchRead read(Reads reads);

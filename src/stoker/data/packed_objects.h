@@ -3,11 +3,11 @@
 // about the same time.
 //
 // Memory is reserved before an object is asked for. Objects wait for it in one queue over all
-// sources. What is under way, or kept, makes room for the first one sooner or later; where nothing
+// sources. What is under way, or kept, makes room for the first one sooner or later. Where nothing
 // is left that could, it is the error over_budget. So nothing waits for ever.
 //
-// Several may share the memory of a store. One with nothing under way gets what the others keep,
-// or else waits for what they have under way; they start nothing more before it had its turn.
+// Several may share the memory of a store. One with nothing under way gets what the others keep, or
+// else waits for what they have under way. They start nothing more before it had its turn.
 #pragma once
 
 #include <cstdint>

@@ -77,7 +77,7 @@ class SampleTable {
   // Appends the parts of a sample, with their places from `into` on; the place behind them.
   // sample: less than samples(). corruption: its ranges cannot be.
   Result<uint64_t> append(uint64_t sample, uint64_t into, std::vector<Piece>& pieces) const;
-  // Each sample as an item of a Plan, from its first byte to its last; nothing if one is of several
+  // Each sample as an item of a Plan, from its first byte to its last. Nothing if one is of several
   // objects, of rows of several arrays, or in a compressed object. corruption: its ranges cannot
   // be.
   Result<std::vector<PlanRun>> plan() const;

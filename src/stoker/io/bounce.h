@@ -2,8 +2,8 @@
 // Op piece by piece.
 //
 // Owned by the Loop and used on its thread only. A piece is an Op of the lane's own that goes to
-// the engine like any other; the copies run on the Loop's thread (256 KiB at a time), so whoever
-// cares about speed brings aligned memory.
+// the engine like any other. The copies run on the Loop's thread, 256 KiB at a time, so a caller
+// that cares about speed brings aligned memory.
 #pragma once
 
 #include <array>

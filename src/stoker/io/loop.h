@@ -1,8 +1,8 @@
 // Loop: one thread that owns an Engine and decides what it does next.
 //
-// Any thread submits Ops; they wait in a queue a class (ordered by deadline, then arrival) and go
-// to the engine in order of class, with a floor for each class so that none starves, up to `depth`
-// in flight across all files: the queue does not drain at the edge of one request. done() runs on
+// Any thread submits Ops. Each class has a queue, ordered by deadline, then arrival. Ops go to the
+// engine in order of class, with a floor for each class so that none starves. Up to `depth` are in
+// flight across all files, so the queue does not drain at the edge of one request. done() runs on
 // the Loop's thread.
 //
 // Memory that is not aligned goes through the one bounce path (bounce.h); everything else moves

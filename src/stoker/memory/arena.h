@@ -2,8 +2,8 @@
 //
 // Large pages matter more than anything else here: with O_DIRECT into registered buffers a read
 // runs about three times as fast from 2 MiB pages as from 4 KiB pages. So an arena takes hugetlbfs
-// pages where enough are reserved, else asks for transparent huge pages, and says what it got
-// (`pages()`); it never falls back silently.
+// pages where enough are reserved, else asks for transparent huge pages. It says what it got
+// (`pages()`), and never falls back silently.
 #pragma once
 
 #include <cstdint>

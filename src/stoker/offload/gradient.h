@@ -1,8 +1,8 @@
 // What is asked of gradients beside the update: their hash, their norm, scaling them.
 //
-// A hash covers a whole gradient as XXH3-128 over the XXH3-128 of each piece of 64 Ki elements, so
-// that pieces can be hashed in any order and by several threads, and the kernel's own pass gives
-// the same value as a pass of its own.
+// The hash of a gradient is XXH3-128 over the XXH3-128 of each piece of 64 Ki elements. So pieces
+// can be hashed in any order and by several threads. The kernel gives the same value in the pass
+// that it makes anyway.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 //
 // Through the levels goes a line made of straight pieces, one a decade: y(c) for real c, t(x) the
 // other way. From one decade to the next y grows 5 times as fast (10 times the width, twice the
-// levels), so y is the greatest of all the pieces' lines and t the least: L multiply-adds find
+// levels). So y is the greatest of all the pieces' lines and t the least: L multiply-adds find
 // either without a table or a branch.
 #pragma once
 

@@ -96,7 +96,7 @@ void split(const float* masters, uint16_t* weights, uint16_t* remainders, size_t
 void join(const uint16_t* weights, const uint16_t* remainders, float* masters, size_t count);
 
 // Sums of squares in float64, for the norm of gradients. One piece is kNormPiece elements summed in
-// a fixed order, so a tensor cut at multiples of kNormPiece gives the same piece sums whatever the
+// a fixed order. So a tensor cut at multiples of kNormPiece gives the same piece sums, whatever the
 // slices and threads are.
 inline constexpr size_t kNormPiece = size_t{64} << 10;
 constexpr size_t norm_pieces(size_t count) { return (count + kNormPiece - 1) / kNormPiece; }

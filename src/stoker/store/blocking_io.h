@@ -75,7 +75,7 @@ class IoBatch {
 };
 
 // Reads what can be read. A block of 4 KiB that cannot (an unreadable sector, or the file ends
-// before it) becomes zeros, which no checksum takes for what was there; the offsets of such blocks
+// before it) becomes zeros. No checksum takes these for what was there. The offsets of such blocks
 // are returned, in order. Errors: those that say nothing of a block, such as a disk that does not
 // answer.
 Result<std::vector<uint64_t>> read_what_can_be(Loop& loop, Priority priority, FileId file,

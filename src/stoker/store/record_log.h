@@ -1,8 +1,8 @@
 // Record log: frames in a fixed area that is written front to back, each on a fresh 4 KiB block.
 //
 // Knows nothing of what the records mean. A frame names the store, the generation of the log, its
-// sequence in it and the CRC of the frame before it, so that neither bytes of an older log in the
-// same area nor a torn or misplaced write passes for a record. A block that holds a frame is never
+// sequence in it and the CRC of the frame before it. So bytes of an older log in the same area do
+// not pass for a record, nor does a torn or misplaced write. A block that holds a frame is never
 // rewritten within a generation. docs/formats/local_store.md gives the bytes.
 #pragma once
 

@@ -3,11 +3,11 @@
 Rules, in the order in which a saved tensor meets them. docs/semantics.md promises what follows from
 them.
 
-1. A saved tensor is described (`Saved`: dtype, size, stride, offset, version); the bytes of its
-   storage are kept once, as an `Entry`,
-   however many views of it are saved while its version counter stands still. Autograd alone holds
-   `Saved`s: the last one that goes ends the entry. That may be on any thread, from within any line
-   of this file (the garbage collector), so it only leaves a note (`_gone`).
+1. A saved tensor is described (`Saved`: dtype, size, stride, offset, version); The bytes of its
+   storage are kept once, as an `Entry`, however many views of it are saved while its version
+   counter stands still. Autograd alone holds `Saved`s: the last one that goes ends the entry. That
+   may be on any thread, from within any line of this file (the garbage collector), so it only
+   leaves a note (`_gone`).
 2. The bytes are copied at once into an arena of their own, drawn on the budget. So nobody can
    change them under a write, and the
    storage is torch's to free. Weights never wait for memory of activations, nor the other way
@@ -24,15 +24,15 @@ them.
    holds copies used later; it never waits for that. Departing from the order costs a read on
    demand, and nothing else.
 6. Where the storage itself is still alive, it is used, and nothing is read. One that came back is
-   shared by all views that were saved of
-   it, and let go once each was used; a second backward through the same graph reads again.
+   shared by all views that were saved of it, and let go once each was used. A second backward
+   through the same graph reads again.
 7. What is saved while backward runs (a segment that is recomputed, a gradient of a gradient) is
    used at once, and stays as it is.
 8. Failures. No space on the disk, or a failed write: the bytes stay in memory, with one warning. No
-   memory in the arena: they are written
-   from where they are while forward waits (another device's stay there), and read into ordinary
-   memory, which they would have taken without all this. A failed read raises in backward: that
-   backward cannot be finished, and nothing of it was or will be committed.
+   memory in the arena: they are written from where they are while forward waits (another device's
+   stay there). They are read into ordinary memory, which they would have taken without all this. A
+   failed read raises in backward: that backward cannot be finished, and nothing of it was or will
+   be committed.
 """
 
 from __future__ import annotations

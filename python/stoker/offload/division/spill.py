@@ -1,11 +1,11 @@
 """Which gradients stay in memory, and the memory that the others pass through.
 
 Which stay: gradients become final in the reverse order of the blocks. Those of the last blocks have
-to wait longest for step(), and what is written of them is written beside the rest of backward;
-those of the first blocks come last, when there is nothing left to hide a write behind, and until
-then their memory is lent to what updates read ahead. So the first blocks' stay. Before them come
-those of pinned blocks, which backward uses more than once, and very large ones, as every place must
-hold the largest that is spilled.
+to wait longest for step(), and they can be written beside the rest of backward. Those of the first
+blocks come last, when there is nothing left to hide a write behind. Until then their memory is lent
+to what updates read ahead. So the first blocks' stay. Before them come those of pinned blocks,
+which backward uses more than once. So do very large ones, as every place must hold the largest that
+is spilled.
 """
 
 from __future__ import annotations

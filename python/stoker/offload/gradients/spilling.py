@@ -1,7 +1,7 @@
 """SpillingGradients: gradients of which memory cannot hold all. Some units' have a place of their
 own; the others' pass through the window.
 
-When torch has made the first gradient of a spilled parameter it is laid into its unit's home, and
+When torch has made the first gradient of a spilled parameter, it is laid into its unit's home.
 p.grad becomes a SpilledGradient, into which torch then accumulates. When backward is done with a
 unit for this time, writing it begins; it is read again when somebody wants it: the next
 micro-batch, clipping, the update. A gradient that an update consumed and that nobody wrote to since

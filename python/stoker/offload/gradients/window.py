@@ -4,7 +4,7 @@ space (scratch.py).
 Where memory cannot hold the gradients of all units, some keep a place of their own, as ever, and
 the others share a few (`PLACES`). The spilled gradients of a unit come and go together, as one
 piece of scratch space: each time another unit needs the place they are written, if the disk does
-not have them as they are, and each time they are needed they are read.
+not have them as they are. Each time they are needed they are read.
 """
 
 from __future__ import annotations

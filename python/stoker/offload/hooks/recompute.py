@@ -2,9 +2,9 @@
 by torch's own checkpoint().
 
 A layer is one that repeats (blocks.py). The second time it runs under our hooks like the first,
-with the random state and the autocast of then, and with the buffers that it changed (running means)
-as they were before it. With "recompute" every layer does so; with "auto" those for which the plan
-says that the disk would take longer than they do.
+with the random state and the autocast of then. The buffers that it changed (running means) are as
+they were before it. With "recompute" every layer does so; with "auto" those for which the plan says
+that the disk would take longer than they do.
 """
 
 from __future__ import annotations

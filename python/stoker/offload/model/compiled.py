@@ -1,7 +1,7 @@
 """torch.compile and the hooks: a compiled module is entered and left outside of what was compiled.
 
 A compiled block is one graph. Its weights come before it runs and may go after it, so hooks stand
-around it and none inside; compiled layers of one kind then share one graph. Anything else that is
+around it and none inside. Compiled layers of one kind then share one graph. Anything else that is
 compiled (a whole model, or a block after stoker.offload()) is cut into graphs at each hook: right,
 but slow. CUDA graphs read weights where they were when they were recorded, and are refused.
 """

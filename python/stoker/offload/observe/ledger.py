@@ -59,15 +59,15 @@ class Ledger:
     A row: step, seconds (wall time since the last decided step), read_bytes and written_bytes
     {class: bytes}, compute_seconds and stall_seconds {cause: seconds} that together are its
     seconds, dram_bytes_peak (of Stoker's pools), process_bytes_peak (of the whole process, as far
-    as it was seen: RssAnon + RssShmem + HugetlbPages), policy, kept, redone, wasted (units whose
-    speculated update held, had to be done again, was made and no step() followed), committed (the
-    step a crash would return to), volume_bytes {volume: bytes written}, where there are several,
-    events, where there were any since the row before. The causes: weights and state to come from
-    disk, gradients to land in their memory or to come back from disk, writing behind (writes of the
-    step before), commit (its barriers), checkpoint (state_dict(), snapshots, a Trainer's
-    checkpoints, and the commit that each of them waits for), data (`with ledger.waiting("data")`),
-    activations to be written or to come back. loaders: of attached loaders, what the waits for
-    data were for, by stage and tier (docs/ledger.md).
+    as it was seen: RssAnon + RssShmem + HugetlbPages), policy, kept, redone, wasted (units by their
+    speculated update: it held, was done again, or no step() followed), committed (the step a crash
+    would return to), volume_bytes {volume: bytes written}, where there are several, events, where
+    there were any since the row before. Causes of waits for I/O: weights and state to come from
+    disk; gradients to land in their memory or to come back from disk; activations to be written or
+    to come back. Others: writing behind (writes of the step before); commit (its barriers); data
+    (`with ledger.waiting("data")`). The cause checkpoint is state_dict(), snapshots, a Trainer's
+    checkpoints, and the commit that each of them waits for. loaders: of attached loaders, what the
+    waits for data were for, by stage and tier (docs/ledger.md).
     """
 
     def __init__(self, arithmetic: Callable[[], float] = lambda: 0.0) -> None:

@@ -13,7 +13,7 @@ def sleep_between_operators() -> None:
 
     GNU OpenMP spins for milliseconds after each operator for as long as it counts no more threads
     than cores, and hardly at all beyond that. A thread with a parallel region of its own raises the
-    count for as long as it lives; ours lives as long as the process and only waits.
+    count for as long as it lives. Ours lives as long as the process and only waits.
     """
     global _sleeper
     if _sleeper is None and torch.get_num_threads() > 1:

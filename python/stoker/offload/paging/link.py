@@ -1,8 +1,8 @@
 """Link: copies between host memory and the device that the model computes on, beside its work.
 
 The library itself links nothing of CUDA; all that is needed of it is in torch. A copy gives an
-event. Host memory that a copy reads or writes may be used again only after `wait(event)` (or once
-`done(event)`); device memory that one wrote may be read by what the calling thread computes from
+event. Host memory that a copy reads or writes may be used again only after `wait(event)`, or once
+`done(event)`. Device memory that a copy wrote may be read by what the calling thread computes from
 `join()` on.
 """
 

@@ -1,16 +1,16 @@
 """Pager: which blocks' weights are in memory. Fetches by the recorded order, evicts what is used
 last (Belady's rule).
 
-A fetch ahead of its use evicts sooner than one that waits, so far ahead it may only evict what
-would go anyway; where waiting saves a copy that is used sooner, it waits until one block before its
+A fetch ahead of its use evicts sooner than one that waits. So far ahead it may only evict what
+would go anyway. Where waiting saves a copy that is used sooner, it waits until one block before its
 use (`Pager.spared`). So of blocks that are used round and round, as in generate(), a fixed part
-stays in memory; training turns back instead, what it used last goes anyway, and it fetches far
+stays in memory. Training turns back instead: what it used last goes anyway, and it fetches far
 ahead.
 
 Memory rules. Each resident copy of a block is one arena Buffer seen through one torch storage.
-Evicting drops the pager's references; the memory returns to the arena only when the last tensor
-that aliases the storage is gone, so a view that autograd (or a recomputed checkpoint segment, or
-the user) still holds can never see another block's bytes.
+Evicting drops the pager's references. The memory returns to the arena only when the last tensor
+that aliases the storage is gone. So a view that autograd, a recomputed checkpoint segment or the
+user still holds can never see another block's bytes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 gathers from.
 
 A shard is only ever written in place: torch ignores it where the data of one is replaced. An update
-reads the old weights from a copy in the arena and leaves the new ones there (or, where the arena
-has no room for it, on the disk alone); they go to the shards when the step is decided.
+reads the old weights from a copy in the arena and leaves the new ones there. Where the arena has no
+room for it, the new ones are on the disk alone. They go to the shards when the step is decided.
 """
 
 from __future__ import annotations

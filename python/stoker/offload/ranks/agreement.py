@@ -1,6 +1,6 @@
 """Agreement: which step the ranks of a sharded run are at (docs/ranks.md is the protocol).
 
-Each rank commits a step to its own store, and keeps a snapshot of the step before until every rank
+Each rank commits a step to its own store. It keeps a snapshot of the step before until every rank
 has told that it committed too. So two stores of a run are at most one step apart, and the one ahead
 can go back.
 """

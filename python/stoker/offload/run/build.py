@@ -63,9 +63,8 @@ def build(
     holds a run (to be resumed) nothing is written.
 
     Until stoker.offload() the weights are in the store and read as NaN, so convert, initialise and
-    load inside `factory`; wrapping the model, freezing parameters and adding new ones is for
-    afterwards. The store is free in between: building or making another model in it removes the
-    weights.
+    load inside `factory`. Wrap the model, freeze parameters and add new ones afterwards. The store
+    is free in between: building or making another model in it removes the weights.
     """
     snapshots = whole(
         "snapshots", snapshots, "is not a number of snapshots; give 0 or more", least=0

@@ -1,6 +1,6 @@
 """A Chrome trace of one step: what the disk, the kernels and the training thread did when.
 
-The core keeps spans of the Loop and the pool while a trace is on; the training thread adds its
+The core keeps spans of the Loop and the pool while a trace is on. The training thread adds its
 waits (ledger.py) and the moments at which it turns to another block (order.py). Nothing is kept,
 and nothing but a branch is paid, while no trace is on.
 """

@@ -2,7 +2,7 @@
 its block.
 
 step() takes what they consume: gradients, where they lie, and hyperparameters. The next forward
-then starts as soon as its first block is updated; the others follow in the order of their use, a
+then starts as soon as its first block is updated. The others follow in the order of their use, a
 little ahead of it. The step's transaction stays open until the last one is computed; the record
 that closes the step waits here for that. What must see all weights at once completes them first.
 """

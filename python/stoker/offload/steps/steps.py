@@ -1,16 +1,16 @@
 """Steps: when updates run, and how a step becomes one atomic commit.
 
 ``sync`` updates every unit in step(); ``speculate`` updates a unit out of place as soon as its
-gradients are forecast final, during backward. step() then compares: a unit whose gradients (by
-hash), hyperparameters and parameters are still those that were consumed is kept, any other is
-redone from the committed state and p.grad as it is now. ``lazy`` decides without updating: each
-unit is updated just before the next use of its block (late.py). So all give the same bits, and a
-step that is skipped costs nothing but the work. ``auto`` speculates; once that was in vain in 3 of
-20 steps it is lazy for the next 20; or sync, if the loop keeps gradients over step() or the model
-is sharded (shared_steps.py).
+gradients are forecast final, during backward. step() then compares: a unit is kept if its gradients
+(by hash), hyperparameters and parameters are still those that were consumed. Any other is redone
+from the committed state and p.grad as it is now. ``lazy`` decides without updating: each unit is
+updated just before the next use of its block (late.py). So all give the same bits, and a step that
+is skipped costs nothing but the work. ``auto`` speculates. Once that was wasted in 3 of 20 steps it
+is lazy for the next 20. It is sync instead if the loop keeps gradients over step() or the model is
+sharded (shared_steps.py).
 
-A step's writes live in one transaction: step() decides it (the next forward reads it), the next
-forward or flush() closes it with the record of everything else that belongs to the step, and the
+A step's writes live in one transaction. step() decides it, and the next forward reads it. That
+forward, or flush(), closes it with the record of everything else that belongs to the step. The
 store commits it while training goes on.
 """
 

@@ -3,9 +3,9 @@ free.
 
 What a volume can take of a step's writes is bounded by its room: it holds its part of the committed
 version and of the one that is being written. So the room is shared out as the writes will be, by
-measured rates; and where the disks have it free, a store over several gets half as much again, an
-equal part for each, so that shares can change while it runs. Over two disks a share can then fall
-or grow by a quarter of all that is written.
+measured rates. Where the disks have it free, a store over several gets half as much again, an equal
+part for each. So shares can change while it runs. Over two disks a share can then fall or grow by a
+quarter of all that is written.
 """
 
 from __future__ import annotations

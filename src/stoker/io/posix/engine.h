@@ -15,8 +15,8 @@ namespace stoker {
 
 class PosixEngine final : public Engine {
  public:
-  // A thread carries one op at a time; there come to be as many as ops were ever under way at once,
-  // so that those of a disk that hangs hold up no others.
+  // A thread carries one op at a time. There come to be as many threads as ops were ever under way
+  // at once. So those of a disk that hangs hold up no others.
   static Result<std::unique_ptr<PosixEngine>> make(uint32_t depth,
                                                    std::unique_ptr<Carrier> carrier = nullptr);
   ~PosixEngine() override;

@@ -5,7 +5,7 @@
 // same ring, without the kernel's block layer ("passthrough").
 //
 // No allocation an Op: the Op itself is the request, its address the user data. submit() only fills
-// the ring; poll() hands what is there to the kernel in the same system call that waits, so a busy
+// the ring. poll() hands what is there to the kernel in the same system call that waits, so a busy
 // Loop makes one call a batch.
 #pragma once
 

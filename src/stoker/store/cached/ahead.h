@@ -2,8 +2,8 @@
 // takes no locks.
 //
 // A part of a block counts from the moment its fetch begins until it was read. At most depth() of
-// them count at a time. The depth grows by one with each read that waited for the slow store, and
-// halves when memory is short or a block was evicted before it was read (AIMD).
+// them count at a time. The depth grows by one with each read that waited for the slow store. It
+// halves when memory is short, or a block was evicted before it was read (AIMD).
 //
 // A block that the policy admits is fetched whole, and lies where blocks of reads lie. Of any other
 // one only what will be read is fetched. It waits here, so that no byte is fetched that a reader

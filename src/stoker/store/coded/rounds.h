@@ -58,10 +58,10 @@ class FoundRounds {
   uint64_t last() const { return last_; }
   // As the next frame has to tell them.
   ShardsOfRounds shards_of_last() const;
-  // Current shards with damaged frames of rounds that nothing tells of, if as many shards are
-  // missing or damaged there as must be for a record to be gone. `from`: the first round that a
-  // shard's log may have. Asked only where a record is known to be gone: gaps that a crash leaves
-  // are like these.
+  // Current shards with damaged frames of rounds that nothing tells of. Only of rounds of which as
+  // many shards are missing or damaged as must be for a record to be gone. `from`: the first round
+  // that a shard's log may have. Asked only where a record is known to be gone: gaps that a crash
+  // leaves are like these.
   ShardSet hiding(const Shape& shape, ShardSet current, std::span<const uint64_t> from) const;
 
  private:

@@ -15,8 +15,8 @@ namespace stoker::coded {
 // One thread, its owner's. Use once.
 class RowReads {
  public:
-  // Begins to read what is wanted of all of them, from these shards; each gets its own answer from
-  // finish(), until when all that `all` names stays as it is. `memory`: what all their blocks lie
+  // Begins to read what is wanted of all of them, from these shards. Each gets its own answer from
+  // finish(). Until then all that `all` names stays as it is. `memory`: what all their blocks lie
   // in. Where something has to be decoded one chunk more than it takes is then read, if a shard has
   // it, and what comes first counts: the last read is left behind, and keeps `memory`, which nobody
   // writes to any more but for the blocks that were wanted. None: what is needed is read, and all

@@ -38,10 +38,10 @@ class RowSet {
   RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available, uint32_t lagging = 0,
          bool spare = false);
 
-  // The positions to read now: first what is wanted; where that does not give all of it (with it,
-  // where some of it cannot be read) as many others as it takes (and a spare one), data before
-  // parity; then whatever is left. 0: there is
-  // enough, or nothing that would help. Until took() nothing of them is there.
+  // The positions to read now: first what is wanted. Where that does not give all of it, as many
+  // others as it takes (and a spare one), data before parity. (They come together with what is
+  // wanted where some of that cannot be read.) Then whatever is left. 0: there is enough, or
+  // nothing that would help. Until took() nothing of them is there.
   uint32_t next();
   // Where the block of chunk c in the r-th row goes.
   std::byte* at(size_t c, size_t r) const { return blocks_.data() + (c * count_ + r) * kBlock; }
@@ -50,9 +50,9 @@ class RowSet {
   // Every row has what is wanted, or can be decoded, whatever becomes of the reads that are under
   // way.
   bool enough() const;
-  // Fills in what is wanted and was not read; rows that stand together and have the same blocks by
-  // one call of the codec, as each makes tables of its own. `lost`: a row of which too little is
-  // there, or the result is wrong.
+  // Fills in what is wanted and was not read. Rows that stand together and have the same blocks
+  // take one call of the codec, as each call makes tables of its own. `lost`: a row of which too
+  // little is there, or the result is wrong.
   struct Decoded {
     uint64_t blocks = 0, calls = 0;
     std::optional<size_t> lost;

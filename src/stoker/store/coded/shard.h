@@ -107,8 +107,8 @@ class Shard {
   virtual ~Shard() = default;
   // The fence that is stored. Waits.
   virtual Result<Fence> fenced() = 0;
-  // From the answer on it takes puts of this fence only, and has ended all that it took before;
-  // whoever starts it anew fences it again. Stored durably. conflict: a higher one is there, or
+  // From the answer on it takes puts of this fence only, and has ended all that it took before.
+  // Whoever starts it anew fences it again. Stored durably. conflict: a higher one is there, or
   // another writer's of the same number, and nothing changed. Waits.
   virtual Status fence(const Fence& fence) = 0;
   virtual void read(ShardRead& request, Plug& plug) = 0;

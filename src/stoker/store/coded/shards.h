@@ -45,7 +45,7 @@ struct Member : StoreFile {
 class Shards {
  public:
   // Opens, locks and identifies the shards of one store and puts them in the order of their
-  // indices; makes them where there is none (fresh() then), if options.create says so. To write, it
+  // indices. Makes them where there is none (fresh() then), if options.create says so. To write, it
   // fences them before anything that counts is read.
   static Result<std::unique_ptr<Shards>> open(const CodedPlan& plan, const Runtime& runtime,
                                               const StoreOptions& options,

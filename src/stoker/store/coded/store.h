@@ -99,8 +99,8 @@ struct RepairReport {
   ScrubReport scrub;                  // if asked for
   Version committed = 0;
 };
-// Opens the store for writing, brings every shard that is there up to date, replaces lost ones
-// where that is asked for, and waits until that is done.
+// Opens the store for writing and brings every shard that is there up to date. Replaces lost ones
+// where that is asked for. Waits until that is done.
 Result<RepairReport> repair_coded_store(const CodedPlan& plan, const Runtime& runtime,
                                         const RepairOptions& options,
                                         const CodedOptions& coded = {});

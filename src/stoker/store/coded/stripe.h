@@ -73,8 +73,8 @@ inline uint64_t headers_bytes(const Shape& shape) {
   return shape.rows() * (12 * shape.k + 4 * shape.m) + 8 * shape.n() * shape.pages();
 }
 
-// A block of the base that a committed fold has changed, but that lies in the log still (only a
-// store that may not write keeps it so).
+// A block of the base that a committed fold has changed, but that lies in the log still. Only a
+// store that may not write keeps it so.
 struct Override {
   Place place;
   ValRef val;        // of a data block

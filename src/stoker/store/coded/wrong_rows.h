@@ -13,7 +13,7 @@
 namespace stoker::coded {
 
 // Writer thread. While some rows are decoded and written the next ones are on their way from the
-// shards; so much memory comes from the cap, thrice the rows that are read at once at most.
+// shards. Memory for that comes from the cap: at most thrice the rows that are read at once.
 class WrongRows {
  public:
   static constexpr size_t kRowsAtOnce = 64;

@@ -1,7 +1,7 @@
 // DirStore: docs/stores/dir.md is the protocol.
 //
 // Threads: any thread calls in. resize(), stat(), list() and copy() make system calls on the
-// caller's thread; writes, reads and commits run on the store's own threads, which wait there for
+// caller's thread. Writes, reads and commits run on the store's own threads, which wait there for
 // the disk. One more thread gives back the space of files that were replaced. No mutex is held over
 // a write or a flush.
 #pragma once

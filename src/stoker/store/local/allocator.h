@@ -50,7 +50,7 @@ class Allocator {
   // Takes what `map` names. corruption: two chunks overlap (named by volume and block).
   Status take_all(const Map& map);
 
-  // `blocks` on `volume`, out of the object's run if there is one; a new run of up to `ahead`
+  // `blocks` on `volume`, out of the object's run if there is one. A new run of up to `ahead`
   // blocks is set aside where space abounds.
   std::optional<Extent> take(size_t volume, uint64_t blocks, uint64_t ahead, Run& run);
   void give(const Extent& extent);

@@ -1,9 +1,9 @@
 // LocalStore: a Store on volumes. One mutex guards the map, the allocator and all staged bytes; it
 // is never held over I/O.
 //
-// Threads: any thread calls in. The Loop's thread completes transfers of writes; pool threads
-// verify reads; the store's worker merges partial chunks and commits, one job after the other (a
-// deferred commit may run on its caller's thread).
+// Threads: any thread calls in. The Loop's thread completes transfers of writes, and pool threads
+// verify reads. The store's worker merges partial chunks and commits, one job after the other. A
+// deferred commit may run on its caller's thread.
 #pragma once
 
 #include <array>

@@ -23,8 +23,8 @@ namespace stoker::local {
 struct StagedChunk;
 struct TransactionState;
 
-// A chunk of which only a part was written: its old bytes are read and verified once, the parts are
-// laid over them in memory, and it goes to disk when the transaction commits, is read there, or has
+// A chunk of which only a part was written. Its old bytes are read and verified once, and the parts
+// are laid over them in memory. It goes to disk when the transaction commits, is read there, or has
 // too many of these open.
 struct Partial {
   struct Patch {

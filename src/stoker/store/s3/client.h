@@ -71,8 +71,8 @@ class Client {
 
   static Result<std::unique_ptr<Client>> make(const Location& location);
 
-  // Tries until it is known what came of it, or patience ends, which begins with the first failure;
-  // of what is not repeatable the first lost answer ends it.
+  // Tries until it is known what came of it, or patience ends, which begins with the first failure.
+  // If the request is not repeatable, the first lost answer ends it.
   void send(std::shared_ptr<const Command> command, Done done);
   // For who waits: from the thread that completes it, an error.
   Future<Reply> send(Command command);

@@ -10,7 +10,7 @@
 
 namespace stoker::s3 {
 
-// From the environment, else from the shared files' profile (credentials, then config), else from
+// From the environment, else from the shared files' profile (credentials, then config). Else from
 // the metadata service of the container or the instance, for which it waits. Looks anew each time:
 // what was there may have expired. not_found, saying where it looked, if there is nothing.
 Result<Credentials> find_credentials();

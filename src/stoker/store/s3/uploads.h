@@ -1,5 +1,5 @@
-// The uploads in parts that this process has begun, in a file of this machine, so that those of a
-// writer that died can be aborted. docs/stores/s3.md has the grammar.
+// The uploads in parts that this process has begun, in a file of this machine. So those of a writer
+// that died can be aborted. docs/stores/s3.md has the grammar.
 #pragma once
 
 #include <functional>
