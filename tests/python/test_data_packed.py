@@ -13,13 +13,13 @@ from stoker import _core
 from stoker.data import Indexed, Loader, Mds, Tar
 from stoker.dataset.cli import main
 from stoker.errors import Corruption, InvalidArgument, OverBudget
-from test_data_index import tar
+import tars
 
 SHARDS, SAMPLES = 6, 20
 
 
 def tar_of(shard: int) -> bytes:
-    return tar(
+    return tars.tar_of(
         {
             f"{shard}-{number:03}": {
                 "txt": f"sample {shard * SAMPLES + number}".encode(),
