@@ -154,7 +154,9 @@ class Copy {
     STOKER_ASSIGN(const ObjectInfo made, to_.stat(object.key));
     STOKER_ASSIGN(const uint32_t read_back, checksum(to_, made, memory));
     if (made.bytes != object.bytes || read_back != crc)
-      return fail(Code::corruption, "the copy in the other store differs from what was sent");
+      return fail(Code::corruption,
+                  "the copy in the other store differs from what was sent; copy it again, and "
+                  "check the disk and memory of that machine if it differs again");
     ++counts_.objects;
     counts_.bytes += object.bytes;
     return {};
@@ -185,7 +187,7 @@ class Copy {
 
 Status run(const CpArguments& arguments) {
   if (arguments.from == arguments.to)
-    return fail(Code::invalid_argument, "FROM and TO are the same store");
+    return fail(Code::invalid_argument, "FROM and TO are the same store; name another one");
   STOKER_ASSIGN(const auto runtime, RuntimeOwner::make());
   StoreOptions source;
   source.read_only = true;

@@ -51,7 +51,11 @@ Status run(const CreateArguments& arguments) {
   options.holder = "stoker create";
   options.read_only = true;
   const auto there = open_store(arguments.store, runtime->runtime(), options);
-  if (there) return fail(Code::already_exists, "there is a store at '{}' already", arguments.store);
+  if (there)
+    return fail(
+        Code::already_exists,
+        "there is a store at '{}' already; name another place, or delete it with --overwrite",
+        arguments.store);
   const bool other = there.error().code == Code::mismatch;
   if (there.error().code != Code::not_found && !(other && arguments.overwrite))
     return there.error();

@@ -111,7 +111,9 @@ Result<FsckReport> check(const FsckArguments& arguments, const Runtime& runtime)
   const auto is = [&arguments](std::string_view kind) { return arguments.store.starts_with(kind); };
   if (is("dir:") || is("s3:") || is("cached(") || is("unix:")) {
     if (arguments.repair)
-      return fail(Code::unsupported, "'{}' has no map to repair", arguments.store);
+      return fail(Code::unsupported,
+                  "'{}' has no map to repair; leave out --repair-map, which is for local stores",
+                  arguments.store);
     StoreOptions how;
     how.read_only = true;
     STOKER_ASSIGN(const auto store, open_store(arguments.store, runtime, how));

@@ -132,7 +132,8 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
   if (!store.features().update) {
     if (!at) return put_whole(store, key, file);
     return fail(Code::unsupported,
-                "--at changes part of an object, but this store writes whole objects only");
+                "--at changes part of an object, but this store writes whole objects only; leave "
+                "out --at, or use a local or a coded store");
   }
   const std::unique_ptr<std::byte, void (*)(void*)> piece(
       static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);

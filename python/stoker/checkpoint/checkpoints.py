@@ -113,9 +113,10 @@ class Checkpoints:
     keep: how many of the newest stay, or a stoker.Keep with more rules. `also`: other stores that
     get a copy of each, in the background; `keep` holds for each by itself.
 
-    every: None saves at each save(); a number, at steps that are multiples of it; "auto", as often
-    as loses the least time, by what a save costs and how often runs fail (`failures_every`, in
-    seconds; by default it is learned from restarts). Each store of `also` has a pace of its own.
+    every: None saves at each save(); a number, at steps that are multiples of it. "auto" saves as
+    often as loses the least time, by what a save costs and how often runs fail. `failures_every`
+    gives the latter in seconds; by default it is learned from restarts. Each store of `also` has a
+    pace of its own.
 
     staging: bytes of memory for bytes on their way ("256MiB"). "full" copies all of the state in
     save(), for optimizers that are not torch's own, and loops that edit weights by themselves.
@@ -125,8 +126,8 @@ class Checkpoints:
     always. "all": the weights too; then transformers cannot load that folder before `stoker ckpt
     export`. "off": never. All readers here take such copies like others.
 
-    grace: seconds. On SIGTERM the next save() saves whether one is due or not, waits that long
-    until it is durable, and ends the run by SystemExit(143), with a sentence in the log. A second
+    grace: seconds. On SIGTERM the next save() saves whether one is due or not, and waits that long
+    until it is durable. It ends the run by SystemExit(143), with a sentence in the log. A second
     SIGTERM ends at once. None leaves SIGTERM alone.
 
     Errors of a background save are logged at once and raised by the next call.
@@ -254,7 +255,10 @@ class Checkpoints:
             self._thread.join(seconds)
             if self._thread.is_alive():
                 under_way = self._handle.step
-                raise TimeoutError(f"the save of step {under_way} was not done after {seconds:g} s")
+                raise TimeoutError(
+                    f"the save of step {under_way} was not done after {seconds:g} s; give more"
+                    " time, or look whether its store still answers"
+                )
         self._failed = None  # it was logged
         handle = self.save(step, force=True, **what)
         handle.wait("durable", max(0.0, until - time.monotonic()))

@@ -263,7 +263,7 @@ class Manifest:
 
 def _rule(holds: Any, what: str) -> None:
     if not holds:
-        raise ValueError(f"{what} is not valid")
+        raise ValueError(f"{what} is not as the format says")
 
 
 def _number(value: Any) -> bool:

@@ -178,7 +178,9 @@ class Tier:
             raise Corruption(f"{self.where(name)}: {MANIFEST} cannot be read: {error}") from error
         made = Manifest.parse(data, self.where(name))
         if made.name != name:
-            raise Corruption(f"{self.where(name)} holds the manifest of {made.name}")
+            raise Corruption(
+                f"{self.where(name)} holds the manifest of {made.name}; rename it to that name"
+            )
         return made
 
     def write(

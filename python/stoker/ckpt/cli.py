@@ -154,7 +154,10 @@ class _Stores:
         manifests = [each for each in sound(tier) if step is None or each.step == step]
         if not manifests:
             which = "" if step is None else f" of step {step}"
-            raise NotFound(f"{tier.composition} holds no intact checkpoint{which}")
+            raise NotFound(
+                f"{tier.composition} holds no intact checkpoint{which}; `stoker ckpt verify` says"
+                " what is damaged"
+            )
         return max(each.name for each in manifests)
 
     def reader(self, store: str, step: int | None) -> Reader:
@@ -238,7 +241,9 @@ def _verify(args: argparse.Namespace, stores: _Stores) -> int:
     names = [each for each in tier.names() if args.step is None or each.step == args.step]
     if not names:
         which = "" if args.step is None else f" of step {args.step}"
-        raise NotFound(f"{tier.composition} holds no checkpoint{which}")
+        raise NotFound(
+            f"{tier.composition} holds no checkpoint{which}; look for it in another store"
+        )
     if not args.all:  # those that a reader tries first do not open
         whole = {each.name for each in sound(tier)}
         opens = next((i for i, name in enumerate(names) if name in whole), len(names))
@@ -385,7 +390,7 @@ def _difference(one: Any, other: Any, left: Any, right: Any) -> str:
 def _export(args: argparse.Namespace, stores: _Stores) -> int:
     reader = stores.reader(args.store, args.step)
     if args.folder.exists() and (not args.folder.is_dir() or any(args.folder.iterdir())):
-        raise InvalidArgument(f"{args.folder} is not an empty folder")
+        raise InvalidArgument(f"{args.folder} is not an empty folder; name a new one")
     args.folder.mkdir(parents=True, exist_ok=True)
     files = [
         each for each in reader.manifest.files if args.everything or not each.name.endswith(".pack")

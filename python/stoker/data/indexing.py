@@ -47,7 +47,8 @@ def of_objects(store: _core.Store, objects: Sequence[dict[str, Any]], kind: int)
             name_ends.append(len(names))
     if len(extensions) >= 1 << 16:
         raise InvalidArgument(
-            f"there are {len(extensions)} extensions; at most 65,535 are supported"
+            f"the files have {len(extensions)} different extensions, but 65,535 are the most; index"
+            " them in parts"
         )
     object_, extension, offset, size = np.array(rows, np.uint64).reshape(-1, 4).T
     return Index(

@@ -56,27 +56,27 @@ class Loader:
                 for windows in loader:  # int64 [8, 1025]
                     ...
 
-    source: a Source, or several of them with `weights` (a mixture: endless, without epochs).
-    batch: samples a rank and batch. seed: of the order. shuffle=False: in the order of the source;
+    source: a Source, or several of them with `weights` (a mixture: endless, without epochs). batch:
+    samples a rank and batch. seed: of the order. shuffle=False: in the order of the source;
     "window": in windows of `window_bytes` (of all ranks), so that samples that follow one another
     come by one read; "auto": exact, or by windows where that is much cheaper (planning.py), so a
-    resume needs the same store and cache. `order` says how samples are read, and why.
-    rank, ranks: which part of each global batch this process gets; those of torch.distributed where
-    it is in use. drop_last: leave out what does not fill a global batch at the end of an epoch;
-    else the rest is shared out among the ranks, whose last batch is smaller (and may be empty).
-    endless: epochs follow without a gap, and a batch may reach into the next one. ahead: batches
-    that are under way at once. decode: what the JPEGs of samples become (`Jpeg`). transform: a
-    function of one sample, run in `workers` processes that are spawned (so it can be pickled, and
-    a script has its `if __name__ == "__main__":`); random, numpy and torch are seeded before each
-    sample. collate: from what `Source.batch` or `decode` gives, or from the list of what the
-    transform made (default_collate then), to the batch; it runs on a thread of the loader's own.
-    unpacked_bytes: memory of a source for compressed shards, which come whole: those on their way,
-    and those that are kept for their other samples. cpus: C++ threads that verify, unpack and
-    decode, at most; half of the cores that the process may use by default. There is one to begin
-    with. Another one comes while the loop waits and those that are there are busy, and goes again
-    when they were idle for a while (threads.py). Give it where several ranks share a machine.
-    pin: batches lie in memory that CUDA knows. It is used again when nobody has the batch any more,
-    and what the current stream was given until then is over (docs/data.md).
+    resume needs the same store and cache. `order` says how samples are read, and why. rank, ranks:
+    which part of each global batch this process gets; those of torch.distributed where it is in
+    use. drop_last: leave out what does not fill a global batch at the end of an epoch. Else the
+    ranks share it out, and their last batch is smaller (and may be empty). endless: epochs follow
+    without a gap, and a batch may reach into the next one. ahead: batches that are under way at
+    once. decode: what the JPEGs of samples become (`Jpeg`). transform: a function of one sample,
+    run in `workers` processes that are spawned. So it must be possible to pickle it, and a script
+    needs `if __name__ == "__main__":`. random, numpy and torch are seeded before each sample.
+    collate: makes the batch of what `Source.batch` or `decode` gives, or of the list of what the
+    transform made (default_collate then). It runs on a thread of the loader's own. unpacked_bytes:
+    memory of a source for compressed shards, which come whole: those on their way, and those that
+    are kept for their other samples. cpus: C++ threads that verify, unpack and decode, at most;
+    half of the cores that the process may use by default. There is one to begin with. Another one
+    comes while the loop waits and those that are there are busy, and goes again when they were idle
+    for a while (threads.py). Give it where several ranks share a machine. pin: batches lie in
+    memory that CUDA knows. It is used again when nobody has the batch any more, and what the
+    current stream was given until then is over (docs/data.md).
 
     The order is a pure function of (samples, seed, position). It depends neither on ranks nor on
     threads, so a resume may have other ranks, as long as batch x ranks is the same. `state_dict()`
@@ -246,7 +246,7 @@ class Loader:
     def samples(self) -> int:
         """Samples an epoch, of all ranks."""
         if not self._batches.order.count:
-            raise TypeError("a mixture has no epochs")
+            raise TypeError("a mixture has no epochs; count its steps")
         return self._batches.order.count
 
     def go_to(self, epoch: int, batch: int) -> None:

@@ -1,7 +1,7 @@
 """Samples in objects of any store: tokens, rows of arrays, files, tar files, MDS, Arrow.
 
-A source knows where each sample lies and reads a batch of them by one call (`Store.read_many`), so
-that a slow store works on all of them at once. Opening one reads sizes and headers only. The tag of
+A source knows where each sample lies, and reads a batch of them by one call (`Store.read_many`). So
+a slow store works on all of them at once. Opening one reads sizes and headers only. The tag of
 every object is part of the fingerprint: a resume over changed data is refused.
 """
 
@@ -146,7 +146,10 @@ class Rows(Stored):
         self.kind = self._dtype, self._shape = kinds.pop()
         size = self._dtype.itemsize * int(np.prod(self._shape, dtype=np.int64))
         if size == 0:
-            raise InvalidArgument(f"the rows of {keys[0]} have no bytes")
+            raise InvalidArgument(
+                f"the rows of {keys[0]} have no bytes: their shape is {self._shape}; leave this"
+                " file out"
+            )
         objects = _Objects(store, keys)
         super().__init__(
             store,
@@ -233,6 +236,7 @@ class Files(Indexed):
             raise NotFound(
                 f"there is no object below '{prefix}'"
                 + (f" that ends in {', '.join(suffixes)}" if suffixes else "")
+                + "; check the path of the store and prefix="
             )
         super().__init__(store, of_objects(store, found, WHOLE))
 
@@ -426,7 +430,8 @@ def _megatron_type(store: _core.Store, key: str) -> np.dtype:
         )
     if code not in _INDEX_TYPES:
         raise InvalidArgument(
-            f"the tokens of {key} have a type that is not an integer (code {code})"
+            f"the tokens of {key} have a type that is not an integer (code {code}); write them as"
+            " integers"
         )
     kind = np.dtype(_INDEX_TYPES[code])
     if store.stat(index)["bytes"] < _INDEX.size + 12 * sequences:

@@ -79,7 +79,9 @@ def connect(trainer: Trainer) -> None:
             " or pass optimizers=(optimizer, None) with what stoker.offload() returned"
         )
     if any(isinstance(callback, StokerCallback) for callback in trainer.callback_handler.callbacks):
-        raise InvalidArgument("this Trainer is connected to its offloaded optimizer already")
+        raise InvalidArgument(
+            "this Trainer is connected to its offloaded optimizer already; connect it once"
+        )
     # the Trainer may make another accelerator
     optimizer._session.gradients.sync = lambda: trainer.accelerator.sync_gradients
     trainer.add_callback(StokerCallback(optimizer))

@@ -27,7 +27,8 @@ Result<SampleTable> SampleTable::equal(std::vector<std::string> keys,
                                        const std::vector<EqualRun>& runs, uint64_t stride,
                                        uint64_t bytes) {
   SampleTable table(std::move(keys));
-  if (bytes == 0) return fail(Code::invalid_argument, "samples have at least one byte");
+  if (bytes == 0)
+    return fail(Code::invalid_argument, "samples must have at least one byte, but these have none");
   constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
   uint64_t samples = 0;
   for (const EqualRun& run : runs) {
@@ -52,12 +53,13 @@ Result<SampleTable> SampleTable::rows(std::vector<std::string> keys, std::vector
   SampleTable table(std::move(keys));
   constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
   if (row_bytes.empty() || std::ranges::count(row_bytes, uint64_t{0}) != 0)
-    return fail(Code::invalid_argument, "rows have at least one byte");
+    return fail(Code::invalid_argument, "every array must have at least one byte in each row");
   uint64_t samples = 0;
   for (const RowRun& run : runs) {
     if (run.object >= table.keys_.size()) return unknown_object(run.object, table.keys_.size());
     if (run.offsets.size() != row_bytes.size())
-      return fail(Code::invalid_argument, "a run names {} arrays of {}", run.offsets.size(),
+      return fail(Code::invalid_argument,
+                  "a run has offsets for {} arrays, but there are {} arrays", run.offsets.size(),
                   row_bytes.size());
     for (size_t i = 0; i < row_bytes.size(); ++i) {
       if (run.offsets[i] > kMost || run.samples > (kMost - run.offsets[i]) / row_bytes[i])

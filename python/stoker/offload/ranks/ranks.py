@@ -235,8 +235,8 @@ class Ranks:
                 return message.ljust(MESSAGE_BYTES)
             if not text:
                 raise StokerError(
-                    f"what a rank has to tell at {point!r} takes {len(message)} bytes, more than a"
-                    " message has"
+                    f"what a rank has to tell the others at {point!r} takes {len(message)} bytes,"
+                    f" but a message has {MESSAGE_BYTES}; report this"
                 )
             text = text[: len(text) // 2]
 

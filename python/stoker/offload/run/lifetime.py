@@ -89,7 +89,10 @@ def _type_out_of_reach(kind: type) -> type:
         for each in torch.utils._pytree.tree_leaves((args, kwargs)):
             if isinstance(each, cls):
                 raise Unsupported(vars(each)["_stoker_out_of_reach"])
-        raise Unsupported("a weight of an offloaded model cannot be used in a forked process")
+        raise Unsupported(
+            "a weight of an offloaded model cannot be used in a forked process; give that process a"
+            " copy, such as state_dict(), before it is forked"
+        )
 
     def gradient(self, *_value) -> None:
         raise Unsupported(vars(self)["_stoker_out_of_reach"])

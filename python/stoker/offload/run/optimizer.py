@@ -130,7 +130,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         if sizes(self.param_groups) != sizes(state_dict["param_groups"]):
             raise Mismatch(
                 f"the state_dict has parameter groups with {sizes(state_dict['param_groups'])}"
-                f" parameters, the optimizer has groups with {sizes(self.param_groups)}"
+                f" parameters, the optimizer has groups with {sizes(self.param_groups)}; give the"
+                " optimizer the groups that it had when the state_dict was made"
             )
         if "stoker" in state_dict:
             refer(self._session, state_dict["stoker"])
@@ -172,9 +173,9 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         loader=..., scaler=...). After a resume their state is loaded into them here.
 
         What can be iterated (a loader, a sampler) is read at step(), before it hands out the batch
-        of the next step, as are the random states; everything else (schedulers, scalers, averages,
-        counters) when the next forward begins or at flush(). So advance the former before step()
-        and the latter between step() and the next forward, as usual loops do.
+        of the next step. So are the random states. Everything else (schedulers, scalers, averages,
+        counters) is read when the next forward begins or at flush(). So advance the former before
+        step() and the latter between step() and the next forward, as usual loops do.
 
         A stoker.data.Loader also tells each row of the ledger what its batches waited for: its
         `account` goes into the row's `loaders`, under the name that it is attached by.
@@ -188,8 +189,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._session.flush()
 
     def snapshot(self) -> int:
-        """Keeps the present step: load_state_dict() of a state_dict() from now goes back to it,
-        weights and all else included, as long as it is one of the newest `snapshots`
+        """Keeps the present step. load_state_dict() of a state_dict() from now goes back to it,
+        weights and all else included. That works as long as it is one of the newest `snapshots`
         (stoker.offload). Closes the step first; returns its number.
         """
         self._session.check_open()
@@ -232,8 +233,8 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         self._session.ledger.restart(self._session.counters())
 
     def trace(self, path: str | os.PathLike) -> None:
-        """From now until the next step is decided, notes what disk, kernels and this thread do, and
-        writes it to `path` as a Chrome trace (JSON; chrome://tracing and Perfetto show it)."""
+        """From now until the next step is decided, notes what disk, kernels and this thread do.
+        Writes it to `path` as a Chrome trace: JSON that chrome://tracing and Perfetto show."""
         with self._session.lock:
             self._session.check_open()
             self._session.tracing.begin(path)

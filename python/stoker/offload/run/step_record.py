@@ -46,7 +46,7 @@ def check_stored(runtime: OpenStore, blocks: list[Block], algorithm: Algorithm) 
     if stored["algorithm"] != algorithm.name:
         raise Mismatch(
             f"the store at {runtime.path} holds {stored['algorithm']} state, but the optimizer is"
-            f" {algorithm.name}"
+            f" {algorithm.name}; resume with that optimizer, or give another store"
         )
     if stored["momentum"] != algorithm.momentum:
         had, has = ("with", "none") if stored["momentum"] else ("without", "some")

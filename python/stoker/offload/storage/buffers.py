@@ -110,7 +110,11 @@ class Buffers:
     def _fitting(self, name: str, shape: torch.Size) -> torch.Tensor:
         own = self._own().get(name)
         if own is None or own.shape != shape:
-            raise Mismatch(f"the store's buffer {name} does not fit the model")
+            has = "no buffer" if own is None else f"shape {list(own.shape)}"
+            raise Mismatch(
+                f"the store has buffer {name} with shape {list(shape)}, but the model has {has}"
+                " there; give the model that the store was made with"
+            )
         return own
 
 

@@ -102,7 +102,9 @@ Result<Space> read_space(std::span<const std::byte, kIdentifyBytes> answer, uint
   const auto metadata = word_at<uint16_t>(answer, 128 + 4 * format);
   const auto shift = word_at<uint8_t>(answer, 128 + 4 * format + 2);
   if (space.blocks == 0)
-    return fail(Code::not_found, "the drive has no active namespace of this number");
+    return fail(
+        Code::not_found,
+        "the drive has no active namespace of this number; `stoker nvme list` shows those it has");
   if (metadata != 0)
     return fail(Code::unsupported,
                 "its blocks carry {} bytes of metadata each; format it without (nvme format "

@@ -159,7 +159,9 @@ Result<uint64_t> VfioBus::map(const void* data, uint64_t bytes) {
   MutexLock lock(mutex_);
   const uint64_t at = find_room(bytes);
   if (at == 0)
-    return fail(Code::out_of_space, "the IOMMU has no room for {} more", human_bytes(bytes));
+    return fail(Code::out_of_space,
+                "the IOMMU has no free addresses for {} more; give a smaller dram",
+                human_bytes(bytes));
   vfio_iommu_type1_dma_map request{};
   request.argsz = sizeof request;
   request.flags = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE;

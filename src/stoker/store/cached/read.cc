@@ -55,13 +55,17 @@ Status CachedStore::read_now(const std::string& key, const std::string& tag, uin
     const auto object = object_of(key);
     if (!object) return object.error();
     if (!tag.empty() && object->tag != tag)
-      return fail(Code::conflict, "'{}' is another object than the one that was asked for", key);
+      return fail(Code::conflict,
+                  "'{}' was replaced since it was looked up; look it up and read it again", key);
     if (offset > object->bytes || into.size > object->bytes - offset) break;  // SLOW has a sentence
     const auto same = read_content(*object, offset, into, options);
     if (!same) return same.error();
     if (*same) return {};
   }
-  if (!tag.empty()) return fail(Code::conflict, "'{}' is replaced repeatedly", key);
+  if (!tag.empty())
+    return fail(Code::conflict,
+                "'{}' was replaced during each of 4 reads; read it again when nobody writes it",
+                key);
   return slow_->read(key, offset, into, options).wait();  // written all the time: not kept
 }
 
@@ -143,7 +147,8 @@ Result<bool> CachedStore::read_content(const ObjectInfo& object, uint64_t offset
     if (piece.from != From::fetch) continue;
     Status status = piece.moved.wait();
     if (status && !same)
-      status = fail(Code::conflict, "'{}' was replaced while it was read", object.key);
+      status =
+          fail(Code::conflict, "'{}' was replaced while it was read; read it again", object.key);
     fetched(piece, status);
     if (status) piece.copy();
     // SLOW may have the range although it has not the block: it shall say so itself.

@@ -135,7 +135,9 @@ CachedStore::~CachedStore() {
 Result<CachedStore::Opened> CachedStore::open_slots() {
   const uint64_t wanted = options_.disk_bytes / options_.block_bytes;
   if (options_.disk_bytes != 0 && wanted == 0)
-    return fail(Code::invalid_argument, "disk= holds less than one block of the cache");
+    return fail(
+        Code::invalid_argument,
+        "disk= holds less than one block of the cache; give a larger disk= or a smaller block=");
   STOKER_ASSIGN(auto fast,
                 open_fast_(wanted == 0 ? 0 : room_for(wanted, options_.block_bytes).fast_bytes));
   const StoreInfo info = fast->info();

@@ -413,7 +413,8 @@ Status Shards::identify(const CodedPlan& plan, std::vector<std::optional<Superbl
     if (!found[i]) continue;
     size_t& at = from[found[i]->shard];
     if (at != SIZE_MAX)
-      return fail(Code::mismatch, "'{}' is a copy of '{}', or the same shard twice",
+      return fail(Code::mismatch,
+                  "'{}' is a copy of '{}', or the same shard twice; name each shard once",
                   shards_[i].path, shards_[at].path);
     at = i;
     shards_[i].super = *found[i];

@@ -111,7 +111,7 @@ CodedStore::~CodedStore() {
 
 Future<void> CodedStore::snapshot(std::string_view) {
   if (const auto refused = map_.refused()) return *refused;
-  return fail(Code::unsupported, "a coded store has no snapshots");
+  return fail(Code::unsupported, "a coded store has no snapshots; use local: for them");
 }
 
 Future<void> CodedStore::drop(std::string_view name, Durability) { return snapshot(name); }

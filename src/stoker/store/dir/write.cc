@@ -106,8 +106,8 @@ Status DirStore::make_temporary(Staged& staged, uint64_t bytes) {
                 AT_SYMLINK_NOFOLLOW) == 0 &&
         !S_ISREG(there.st_mode)) {
       return fail(Code::invalid_argument,
-                  "'{}' in '{}' is {} already, so no object can have this name", staged.key,
-                  root_.path(), S_ISDIR(there.st_mode) ? "a folder" : "no plain file");
+                  "'{}' in '{}' is {} already, so no object can have this name; take another",
+                  staged.key, root_.path(), S_ISDIR(there.st_mode) ? "a folder" : "no plain file");
     }
     sweep(staged.folder, staged.folder_path);
     if (take_spare(staged, bytes)) return {};
@@ -419,8 +419,8 @@ Status DirStore::place(Staged& staged, const std::string& name) const {
   if (error == EEXIST && absent) return check_required(staged.key, kAbsent, "there");
   if (error == EISDIR || error == ENOTEMPTY || error == EEXIST) {
     return fail(Code::invalid_argument,
-                "'{}' in '{}' is a folder already, so no object can have this name", staged.key,
-                root_.path());
+                "'{}' in '{}' is a folder already, so no object can have this name; take another",
+                staged.key, root_.path());
   }
   if (error != 0)
     return fail(error, "cannot rename the new file of '{}' into place in '{}'", staged.key,
@@ -447,8 +447,10 @@ Status DirStore::take_away(const Staged& staged, const std::optional<Spare>& spa
     error = unlinkat(folder, name.c_str(), 0) == 0 ? 0 : errno;
   }
   if (error == ENOENT)
-    return fail(Code::conflict, "'{}' in '{}' was removed by somebody else meanwhile", staged.key,
-                root_.path());
+    return fail(
+        Code::conflict,
+        "'{}' in '{}' was removed by another program meanwhile; look again before you repeat this",
+        staged.key, root_.path());
   if (error != 0) return fail(error, "cannot remove '{}' in '{}'", staged.key, root_.path());
   step(gone);
   return {};

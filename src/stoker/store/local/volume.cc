@@ -242,11 +242,14 @@ Status VolumeSet::order_by_index() {
   const VolumeHeader known = volumes_[static_cast<size_t>(first)].header;
   for (size_t i = 0; i < volumes_.size(); ++i) {
     if (blank_[i])
-      return fail(Code::mismatch, "'{}' is empty, but '{}' belongs to a store of {} volumes",
+      return fail(Code::mismatch,
+                  "'{}' is empty, but '{}' belongs to a store of {} volumes; name the volumes that "
+                  "this store was made with",
                   volumes_[i].path, volumes_[static_cast<size_t>(first)].path, known.count);
     if (volumes_[i].header.store != known.store)
-      return fail(Code::mismatch, "'{}' and '{}' belong to different stores", volumes_[i].path,
-                  volumes_[static_cast<size_t>(first)].path);
+      return fail(Code::mismatch,
+                  "'{}' and '{}' belong to different stores; name the volumes of one",
+                  volumes_[i].path, volumes_[static_cast<size_t>(first)].path);
   }
   if (known.count != volumes_.size()) {
     return fail(Code::mismatch,
@@ -257,7 +260,8 @@ Status VolumeSet::order_by_index() {
             [](const Volume& a, const Volume& b) { return a.header.index < b.header.index; });
   for (size_t i = 0; i < volumes_.size(); ++i) {
     if (volumes_[i].header.index != i)
-      return fail(Code::mismatch, "'{}' is given twice, or is a copy of another volume",
+      return fail(Code::mismatch,
+                  "'{}' is given twice, or is a copy of another volume; name each volume once",
                   volumes_[i].path);
   }
   return {};

@@ -105,8 +105,9 @@ Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_
                         : chunk_bytes != 0 ? chunk_bytes
                                            : chunk_bytes_;
   if (bytes / unit > map_->limits().slots_max)
-    return fail(Code::out_of_space, "'{}' would be too large for the store ({})", key,
-                human_bytes(bytes));
+    return fail(Code::out_of_space,
+                "'{}' would be too large for the store ({}); make a store with a larger capacity",
+                key, human_bytes(bytes));
   STOKER_TRY(charge_map((bytes - std::min(bytes, object->bytes)) / unit * sizeof(Chunk) + 256));
   if (object->removed) {
     object->removed = false;

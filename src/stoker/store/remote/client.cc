@@ -32,7 +32,9 @@ Status copy_spans(const Link& link, const Answer& answer, const std::byte* memor
   for (const Slice& each : into) {
     for (size_t done = 0; done < each.size;) {
       if (at == answer.spans.size())
-        return fail(Code::corruption, "the server answered with fewer bytes than it said");
+        return fail(Code::corruption,
+                    "`stoker serve` answered with fewer bytes than it said; restart `stoker "
+                    "serve`, with the same version of Stoker as here");
       const Span& span = answer.spans[at];
       if (used == span.bytes) {
         ++at;
@@ -46,7 +48,9 @@ Status copy_spans(const Link& link, const Answer& answer, const std::byte* memor
                  span.bytes <= room - (span.offset - place)) {
         from = memory + (span.offset - place);
       } else {
-        return fail(Code::corruption, "the server named memory outside what it shares");
+        return fail(Code::corruption,
+                    "`stoker serve` named memory outside what it shares; restart `stoker serve`, "
+                    "with the same version of Stoker as here");
       }
       const size_t now = std::min<size_t>(span.bytes - used, each.size - done);
       std::memcpy(each.data + done, from + used, now);
@@ -314,7 +318,10 @@ class RemoteStore final : public Store, public HasAnswers {
 
   Result<ObjectInfo> stat(std::string_view key, std::string_view snapshot) override {
     STOKER_ASSIGN(Answer answer, asked(Kind::stat, key, snapshot));
-    if (answer.objects.size() != 1) return fail(Code::corruption, "the server named no object");
+    if (answer.objects.size() != 1)
+      return fail(Code::corruption,
+                  "`stoker serve` named no object; restart `stoker serve`, with the same version "
+                  "of Stoker as here");
     return std::move(answer.objects[0]);
   }
   Result<std::vector<ObjectInfo>> list(std::string_view prefix,
@@ -400,7 +407,9 @@ class RemoteStore final : public Store, public HasAnswers {
       more = page.number != 0;
       if (more &&
           (page.objects.empty() || (!all.empty() && page.objects.back().key <= all.back().key)))
-        return fail(Code::corruption, "the server's list does not end");
+        return fail(Code::corruption,
+                    "the list that `stoker serve` sends does not end; restart `stoker serve`, with "
+                    "the same version of Stoker as here");
       all.insert(all.end(), std::make_move_iterator(page.objects.begin()),
                  std::make_move_iterator(page.objects.end()));
     }

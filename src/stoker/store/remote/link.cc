@@ -69,7 +69,9 @@ Status Link::greet(bool read_only) {
   blocks_fd_ = std::move((*packet)->fd);
   STOKER_ASSIGN(const uint64_t bytes, check_memory(blocks_fd_.get(), UINT64_MAX / 2));
   if (bytes != welcome_.blocks_bytes)
-    return fail(Code::corruption, "the blocks have another size than was told");
+    return fail(Code::corruption,
+                "the shared memory of `stoker serve` has another size than it said; restart "
+                "`stoker serve`, with the same version of Stoker as here");
   STOKER_ASSIGN(blocks_, Mapping::make(blocks_fd_.get(), 0, bytes, Mapping::How::read_only));
   return {};
 }

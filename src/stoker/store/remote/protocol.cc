@@ -8,7 +8,10 @@ constexpr std::string_view kMagic = "STKR";
 constexpr uint8_t kCodes = static_cast<uint8_t>(Code::unavailable) + 1;
 
 Error broken(const std::string& what) {
-  return fail(Code::corruption, "a message breaks the protocol: {}", what);
+  return fail(Code::corruption,
+              "a message breaks the protocol: {}; restart `stoker serve`, and use one version of "
+              "Stoker on both sides",
+              what);
 }
 
 std::span<const std::byte> bytes_of(std::string_view text) {

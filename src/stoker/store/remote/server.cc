@@ -36,11 +36,13 @@ class Listener {
     made->lock_ = Fd(open((path + ".lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
     if (!made->lock_) return fail(errno, "cannot make '{}.lock'", path);
     if (flock(made->lock_.get(), LOCK_EX | LOCK_NB) != 0)
-      return fail(Code::busy, "another process serves at '{}' already", path);
+      return fail(Code::busy,
+                  "another process serves at '{}' already; end it, or name another socket", path);
     struct stat there {};
     if (lstat(path.c_str(), &there) == 0) {
       if (!S_ISSOCK(there.st_mode))
-        return fail(Code::already_exists, "'{}' is there, and is not a socket", path);
+        return fail(Code::already_exists, "'{}' is there, and is not a socket; name another path",
+                    path);
       unlink(path.c_str());  // of a server that died: its lock was free
     }
     made->socket_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

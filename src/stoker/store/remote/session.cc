@@ -594,7 +594,8 @@ void Session::commit(uint64_t id, const Request& request) {
   if (!staged)
     return answer(id,
                   fail(Code::invalid_argument,
-                       "this transaction has ended, or is being changed by another call"),
+                       "this transaction has ended, or another call is changing it; wait for that "
+                       "call, or begin another transaction"),
                   0);
   const Future<Version> done =
       staged->commit(request.number == 1 ? Durability::durable : Durability::deferred);
@@ -805,7 +806,7 @@ Status Session::read_direct(Reading& reading, size_t index) {
     const auto after = served_.store.stat(key, reading.request.text);
     if (!after || after->tag != tag) tag.clear();
     if (!wanted.empty() && tag != wanted)
-      return fail(Code::conflict, "'{}' was changed while it was read", key);
+      return fail(Code::conflict, "'{}' was changed while it was read; read it again", key);
     reading.tag = tag;
   }
   STOKER_TRY(write_memory(memory_.get(), reading.places[index], into.span()));

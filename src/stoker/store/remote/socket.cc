@@ -41,7 +41,7 @@ Result<Outgoing> outgoing(const Header& header, std::string body, Fd fd) {
   STOKER_ASSIGN(Fd memory, make_memory("stoker message", body.size()));
   STOKER_TRY(write_memory(memory.get(), 0, std::as_bytes(std::span(body))));
   if (fcntl(memory.get(), F_ADD_SEALS, F_SEAL_WRITE) != 0)
-    return fail(errno, "cannot seal a message");
+    return fail(errno, "cannot seal the memory of a message");
   Header apart = header;
   apart.apart = true;
   return Outgoing{encode(apart), std::move(memory)};
@@ -85,7 +85,7 @@ Result<std::optional<Packet>> receive(int socket, size_t body_max, bool wait) {
   do {
     got = recvmsg(socket, &packet, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT));
   } while (got < 0 && errno == EINTR);
-  if (got < 0) return fail(errno, "cannot receive from the other side");
+  if (got < 0) return fail(errno, "cannot receive a message from the other process");
   std::vector<Fd> fds;
   for (cmsghdr* each = CMSG_FIRSTHDR(&packet); each != nullptr; each = CMSG_NXTHDR(&packet, each)) {
     if (each->cmsg_level != SOL_SOCKET || each->cmsg_type != SCM_RIGHTS) continue;
@@ -97,16 +97,22 @@ Result<std::optional<Packet>> receive(int socket, size_t body_max, bool wait) {
   }
   if (got == 0) return std::optional<Packet>();
   if ((packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || fds.size() > 1)
-    return fail(Code::corruption, "a message breaks the protocol: it is too long");
+    return fail(Code::corruption,
+                "a message breaks the protocol: it is too long; restart `stoker serve`, and use "
+                "one version of Stoker on both sides");
   const std::string_view message(bytes, static_cast<size_t>(got));
   Packet out;
   STOKER_ASSIGN(out.header, decode_header(std::as_bytes(std::span(message))));
   if (out.header.apart) {
     if (fds.empty() || message.size() != kHeaderBytes)
-      return fail(Code::corruption, "a message breaks the protocol: its body is missing");
+      return fail(Code::corruption,
+                  "a message breaks the protocol: its body is missing; restart `stoker serve`, and "
+                  "use one version of Stoker on both sides");
     STOKER_ASSIGN(const uint64_t size, check_memory(fds[0].get(), body_max));
     if ((fcntl(fds[0].get(), F_GET_SEALS) & F_SEAL_WRITE) == 0)
-      return fail(Code::corruption, "a message breaks the protocol: its body may change");
+      return fail(Code::corruption,
+                  "a message breaks the protocol: its memory is not sealed; restart `stoker "
+                  "serve`, and use one version of Stoker on both sides");
     out.body.resize(size);
     STOKER_TRY(read_memory(fds[0].get(), 0, std::as_writable_bytes(std::span(out.body))));
   } else {
@@ -158,7 +164,8 @@ Status read_memory(int fd, uint64_t offset, std::span<std::byte> into) {
     const ssize_t got =
         pread(fd, into.data() + done, into.size() - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return fail(got < 0 ? errno : EIO, "cannot read memory of the other side");
+    if (got <= 0)
+      return fail(got < 0 ? errno : EIO, "cannot read memory that the other process shares");
     done += static_cast<size_t>(got);
   }
   return {};
@@ -169,7 +176,8 @@ Status write_memory(int fd, uint64_t offset, std::span<const std::byte> from) {
     const ssize_t put =
         pwrite(fd, from.data() + done, from.size() - done, static_cast<off_t>(offset + done));
     if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) return fail(put < 0 ? errno : EIO, "cannot write memory of the other side");
+    if (put <= 0)
+      return fail(put < 0 ? errno : EIO, "cannot write memory that the other process shares");
     done += static_cast<size_t>(put);
   }
   return {};

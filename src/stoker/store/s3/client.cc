@@ -462,7 +462,10 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
                 "the file of its authority by ca=",
                 what, tidy(answer.why));
   if (answer.outcome != Outcome::answered)
-    return fail(Code::io, "{}: no answer ({})", what, tidy(answer.why));
+    return fail(
+        Code::io,
+        "{}: the server gave no answer ({}); check that it runs and that endpoint= names it", what,
+        tidy(answer.why));
   if (code == "NoSuchBucket") return fail(Code::not_found, "there is no {}", where_);
   switch (answer.status) {
     case 404:
@@ -475,12 +478,15 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
                   "have expired",
                   command.method, what, said);
     case 412:
-      return fail(Code::conflict, "{} does not meet the condition", what);
+      return fail(Code::conflict,
+                  "{} does not meet the condition: it was changed meanwhile; read it and try again",
+                  what);
     case 416:
-      return fail(Code::invalid_argument, "{} has fewer bytes than were asked for", what);
+      return fail(Code::invalid_argument,
+                  "{} has fewer bytes than were asked for; ask for its size, then for less", what);
     case 501:
-      return fail(Code::unsupported, "the server cannot do {} of {} ({})", command.method, what,
-                  said);
+      return fail(Code::unsupported, "the server cannot do {} of {} ({}); use another server",
+                  command.method, what, said);
     case 301:
     case 302:
     case 307:

@@ -107,10 +107,12 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
       if (reply.answer.landed >= kProgressBytes) rest.tries = 0, rest.until_ns = 0;
       if (rest.bytes == 0) return end({});
     }
-    Error why = !of_us        ? of_us.error()
-                : reply.error ? *reply.error
-                              : fail(Code::io, "'{}' in the {}: the answer is shorter than it says",
-                                     key_, store_.client_->where());
+    Error why =
+        !of_us ? of_us.error()
+        : reply.error
+            ? *reply.error
+            : fail(Code::io, "'{}' in the {}: the answer is shorter than it says; read it again",
+                   key_, store_.client_->where());
     if (!of_us && ++rest.odd > 3) return end(why);
     const uint64_t pause = store_.client_->pause_ms(rest.tries++);
     const uint64_t now = Clock::real().now_ns();
@@ -130,13 +132,16 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
     if (answer.status == 206) {
       const auto range = parse_content_range(answer.header("content-range"));
       if (!range || range->first != first)
-        return fail(Code::io, "the server answers with another range of {} than it was asked for",
+        return fail(Code::io,
+                    "the server answers with another range of {} than it was asked for; use a "
+                    "server that does ranges",
                     what);
       total = range->total;
       if (total < offset_ + into_.size) return too_short();
       if (range->last != first + rest.bytes - 1)
         return fail(Code::io,
-                    "the server answers with a part of the range of {} that it was asked for",
+                    "the server answers with a part of the range of {} that it was asked for; use "
+                    "a server that does ranges",
                     what);
     } else {
       // The whole object: that is well if it is what we want.
@@ -147,14 +152,17 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
                          !text.empty();
       if (known && length < offset_ + into_.size) return too_short();
       if (!known || first != 0 || length != rest.bytes)
-        return fail(Code::unsupported, "the server knows no ranges: it answers with all of {}",
-                    what);
+        return fail(
+            Code::unsupported,
+            "the server ignores ranges and answers with all of {}; use a server that does ranges",
+            what);
       total = length;
     }
     const std::string etag(answer.header("etag"));
     if (etag.empty() && (left_at_start() > 1 || !tag_.empty()))
       return fail(Code::unsupported,
-                  "the server gives no ETag for {}, so parts of it could belong to another object",
+                  "the server gives no ETag for {}, so parts of it could belong to another object; "
+                  "use a server that gives ETags",
                   what);
     // How the server wants the tag in If-Match is not known here: its answer is compared instead.
     if (!tag_.empty() && tag_of_etag(etag) != tag_) return replaced();

@@ -283,7 +283,8 @@ Status S3Store::send_part_now(Staged& staged, size_t index, const Part& part) {
   staged.parts[index].crc32c = crc;
   staged.parts[index].etag = reply.answer.header("etag");
   if (!staged.parts[index].etag.empty()) return {};
-  return fail(Code::io, "the server names no ETag of a part of '{}'", staged.key);
+  return fail(Code::io, "the server names no ETag of a part of '{}'; use a server that does",
+              staged.key);
 }
 
 Status S3Store::begin_upload(Staged& staged) {
@@ -308,7 +309,10 @@ Result<S3Store::Upload> S3Store::new_upload(const std::string& key,
   if (reply.error) return *reply.error;
   const auto xml = parse_xml(reply.answer.body);
   std::string id(xml ? xml->text_of("UploadId") : std::string_view());
-  if (id.empty()) return fail(Code::io, "the server names no id of the upload of '{}'", key);
+  if (id.empty())
+    return fail(
+        Code::io,
+        "the server names no id of the upload of '{}'; check that endpoint= is an S3 server", key);
   return Upload{std::move(id), reply.answer.header("x-amz-checksum-algorithm") == "CRC32C"};
 }
 
@@ -350,7 +354,8 @@ Status S3Store::require(Staged& staged, std::string_view key, std::string_view t
   STOKER_ASSIGN(const Match conditional, conditions());
   if (conditional == Match::none)
     return fail(Code::unsupported,
-                "the {} has no conditional writes, so no condition can be set for '{}'",
+                "the {} has no conditional writes, so no condition can be set for '{}'; leave the "
+                "condition out, or use another server",
                 client_->where(), key);
   staged.key = key;
   staged.required = std::string(tag);
@@ -395,7 +400,9 @@ Result<Version> S3Store::commit_now(Staged& staged) {
   if (status && staged.touched) {
     const bool large = staged.bytes > kPartBytes;
     if (staged.required && staged.removed) {
-      status = fail(Code::unsupported, "a bucket cannot remove '{}' under a condition", staged.key);
+      status =
+          fail(Code::unsupported,
+               "a bucket cannot remove '{}' under a condition; remove it without one", staged.key);
     } else if (staged.required && large) {
       status = fail(
           Code::unsupported, "'{}' has {}: under a condition a bucket takes 16 MiB at most{}",

@@ -12,7 +12,9 @@ constexpr size_t kDepthMax = 16;
 constexpr size_t kElementsMax = 200'000;
 
 Error bad(const std::string& why) {
-  return fail(Code::corruption, "the server's answer is not XML of S3: {}", why);
+  return fail(Code::corruption,
+              "the server's answer is not XML of S3: {}; check that endpoint= is an S3 server",
+              why);
 }
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
