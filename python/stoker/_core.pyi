@@ -167,8 +167,9 @@ def shrink_jpeg(file: bytes, side: int, quality: int) -> bytes | None: ...
 
 class BatchReader:
     """Reads samples of several sources into batches: data/batch_reader.h. A source is its store,
-    its table, the type of its integers ("uint16"), which then come as int64, or None, and the tags
-    of its objects, which the store compares at each read, or []."""
+    its table, and two more things. One is the type of its integers ("uint16"), which then come as
+    int64, or None. The other is the tags of its objects, which the store compares at each read, or
+    []."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """`stoker bench plan`: the planner's prediction beside the measured step, over settings from bound
 by the disk to bound by computing.
 
-Each row: the disk, the kernels and forward and backward without offload are measured, the step is
-planned from that, and then measured as the median of the steps after the warm-up. A row across
+For each row the disk, the kernels and forward and backward without offload are measured. The step
+is planned from that, and then measured as the median of the steps after the warm-up. A row across
 which the disk's rates moved by more than a tenth is repeated. One of which no repetition saw a
 steady disk is shown and not counted.
 """

@@ -58,7 +58,7 @@ class Before:
         return any(length == size for length, _ in self._files)
 
     def hashes_of(self, whole: Whole, ring: Ring, to_the_end: bool = False) -> list[bytes] | None:
-        """The hashes of a file's chunks, if one of the files here has the same; it is read only as
+        """The hashes of a file's chunks, if one of the files here has the same. It is read only as
         long as one may, or `to_the_end`."""
         left = [hashes for size, hashes in self._files if size == whole.bytes]
         found: list[bytes] = []

@@ -1,13 +1,17 @@
-"""transformers.Trainer and accelerate. One line: `offload(trainer, store=..., dram=...)`; or, where
-the model was offloaded before (it does not fit anywhere else), `connect(trainer)`; or, for a loop
-of one's own, `follow(optimizer, accelerator)`.
+"""transformers.Trainer and accelerate, in one line:
+
+- `offload(trainer, store=..., dram=...)`
+- `connect(trainer)`, where the model was offloaded before (it does not fit anywhere else)
+- `follow(optimizer, accelerator)`, for a loop of your own.
 
 Nothing in here is needed for exactness: an offloaded optimizer is a torch.optim.Optimizer. What it
-adds is what the optimizer cannot
-know: which backward is a step's last, above which norm gradients will be clipped, when a checkpoint
-was saved that one may want to return to (the checkpoint holds references; the store keeps the step
-they name), and for the ledger, when batches are waited for, when a checkpoint is written and what
-was an evaluation.
+adds is what the optimizer cannot know:
+
+- which backward is a step's last
+- above which norm gradients will be clipped
+- when a checkpoint was saved that one may want to return to (the checkpoint holds references; the
+  store keeps the step they name)
+- for the ledger: when batches are waited for, when a checkpoint is written, what was an evaluation.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 // it).
 //
 // All three calls work on one byte range of the chunks of a stripe: whole chunks or any part of
-// them, at any offset, of any length from 1 byte, at any alignment; the slices handed over are that
+// them, at any offset, of any length from 1 byte, at any alignment. The slices handed over are that
 // range of each chunk. Each call can compute CRC32Cs in the same pass, while the bytes are in the
 // cache: one for each kCrcBlock of the range, the last one perhaps shorter. So a caller whose
 // header holds the CRC of every block of a chunk gives ranges that begin on a block.
 //
-// Pure functions: any thread, nothing is kept, no I/O. Whoever calls owns the memory, and keeps it
-// still for the call.
+// Pure functions: any thread, nothing is kept, no I/O. The caller owns the memory, and must not
+// change it during the call.
 #pragma once
 
 #include <cstddef>

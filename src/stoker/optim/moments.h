@@ -1,23 +1,25 @@
 // How m and v are kept between steps: as float32, as bfloat16, or in 8 bits with one scale for each
 // group.
 //
-//   f32   as they are.
-//   bf16  rounded stochastically: up with the probability of its distance from below, so the mean
-//   is kept. Rounded to the
-//         nearest, v would stand still: one step at beta2 = 0.999 moves it less than half the
-//         distance of two bf16 numbers.
-//   q8    each group of kMomentGroup elements has a float32 scale s; an element is a code c of 8
-//   bits.
-//           m = s sign(c) y7(|c|), c in -127..127        v = (s y8(c))^2, c in 0..255
-//         y7 and y8 are the levels of dynamic tree quantization (T. Dettmers et al., 8-bit
-//         Optimizers via Block-wise Quantization, ICLR 2022): y of L bits has 2^p levels, evenly
-//         spaced, in the decade that ends at 10^-(L-1-p), for each p below L; moment_codes.h gives
-//         the formula. What differs from the paper: a decade's last level is its end, so that s
-//         itself is a level; codes are chosen stochastically, as for bf16; and v is kept by its
-//         root, which the update divides by and which needs half the decades. A v above 0 never
-//         gets code 0: no update divides by nothing. s is the greatest magnitude (of m, of the
-//         roots of v) in the group. It is 0, and so are all codes, if that is below 2^-120, and NaN
-//         if one element is not finite: then the whole group is NaN.
+// f32: as they are.
+//
+// bf16: rounded stochastically: up with the probability of its distance from below, so the mean is
+// kept. Rounded to the nearest, v would stand still: one step at beta2 = 0.999 moves it less than
+// half the distance of two bf16 numbers.
+//
+// q8: each group of kMomentGroup elements has a float32 scale s. An element is a code c of 8 bits:
+//   m = s sign(c) y7(|c|), c in -127..127
+//   v = (s y8(c))^2, c in 0..255
+// y7 and y8 are the levels of dynamic tree quantization (T. Dettmers et al., 8-bit Optimizers via
+// Block-wise Quantization, ICLR 2022). y of L bits has 2^p levels, evenly spaced, in the decade
+// that ends at 10^-(L-1-p), for each p below L; moment_codes.h gives the formula. Three things
+// differ from the paper:
+// - A decade's last level is its end, so that s itself is a level.
+// - Codes are chosen stochastically, as for bf16.
+// - v is kept by its root, which the update divides by and which needs half the decades.
+// A v above 0 never gets code 0: no update divides by nothing. s is the greatest magnitude (of m,
+// of the roots of v) in the group. It is 0, and so are all codes, if that is below 2^-120. It is
+// NaN if one element is not finite: then the whole group is NaN.
 //
 // Stochastic rounding draws 16 bits an element and moment from a hash of (seed, step, parameter,
 // element): nothing depends on how a tensor is sliced, on threads, on the order of updates, or on

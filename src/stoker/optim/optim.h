@@ -22,13 +22,14 @@ enum class GradType : uint8_t { bf16, f32 };
 constexpr size_t weight_bytes(WeightType type) { return type == WeightType::bf16 ? 2 : 4; }
 constexpr size_t grad_bytes(GradType type) { return type == GradType::bf16 ? 2 : 4; }
 
-// The arithmetic is that of torch's fused CPU kernels in float32, element for element (as they are
-// compiled for AVX2, which processors with AVX-512 run too):
-//   adamw  decoupled weight decay, torch.optim.AdamW(fused=True)
-//   adam   weight decay added to the gradient, torch.optim.Adam(fused=True)
-//   sgd    torch.optim.SGD(fused=True): `m` is the momentum buffer; without momentum there is no
-//   state lion   decoupled weight decay; `m` is the only state: w -= lr * sign(beta1 m + (1-beta1)
-//   g); m = beta2 m + (1-beta2) g
+// The arithmetic is that of torch's fused CPU kernels in float32, element for element. These are
+// compiled for AVX2; processors with AVX-512 run them too.
+// - adamw: decoupled weight decay, torch.optim.AdamW(fused=True)
+// - adam: weight decay added to the gradient, torch.optim.Adam(fused=True)
+// - sgd: torch.optim.SGD(fused=True). `m` is the momentum buffer; without momentum there is no
+// state
+// - lion: decoupled weight decay; `m` is the only state:
+//   w -= lr * sign(beta1 m + (1-beta1) g); m = beta2 m + (1-beta2) g
 struct Hyper {
   Algorithm algorithm = Algorithm::adamw;
   double lr = 1e-3;

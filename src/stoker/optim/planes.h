@@ -2,19 +2,19 @@
 // 16-bit remainder.
 //
 //   remainder = the master's low 16 bits
-//   plane     = the master rounded to the nearest bf16; a remainder of exactly 0x8000 (a tie)
-//   rounds toward zero join      : high = plane - (remainder > 0x8000), master = high:remainder
+//   plane     = the master rounded to the nearest bf16; a tie (remainder 0x8000) goes toward zero
+//   join      : high = plane - (remainder > 0x8000), master = high:remainder
 //
 // Why ties do not round to even, as torch's .bfloat16() does: with ties to even every even plane
-// value stands for 65,537 masters, one more than 16 bits can tell apart, so no remainder could
-// restore them all. Rounding ties toward zero leaves exactly 65,536. The plane therefore differs
-// from .bfloat16() if and only if the remainder is 0x8000 and the high half is odd (1 master in
-// 131,072): there it is the other, equally near, bf16 value. One of these is 0x7f7f8000, which
-// .bfloat16() makes infinite and the plane does not.
+// value stands for 65,537 masters. That is one more than 16 bits can tell apart, so no remainder
+// could restore them all. Rounding ties toward zero leaves exactly 65,536. The plane therefore
+// differs from .bfloat16() if and only if the remainder is 0x8000 and the high half is odd (1
+// master in 131,072): there it is the other, equally near, bf16 value. One of these is 0x7f7f8000,
+// which .bfloat16() makes infinite and the plane does not.
 //
 // NaN: the plane is the high half, unrounded, so a NaN stays that NaN. The sole exception are the 2
 // * 65,535 signalling NaNs whose payload lies in the low 16 bits alone (high half 0x7f80 or
-// 0xff80): their high half would read as infinity, and no free NaN code is left for them, so they
+// 0xff80): their high half would read as infinity, and no free NaN code is left for them. So they
 // become quiet (high half | 0x0040, payload kept). No arithmetic yields a signalling NaN. All other
 // 2^32 - 131,070 patterns are restored exactly.
 //

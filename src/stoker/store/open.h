@@ -44,12 +44,16 @@ struct StoreOptions {
 // itself.
 Result<std::vector<std::string>> local_volumes(const std::string& composition);
 
-// "memory:" · "local:/nvme0,/nvme1" or just "/nvme0,/nvme1" (each a directory, which then holds
-// stoker.volume, a file, or a block device) · "coded(6+3, /disk{0..8})" (any three of nine disks
-// may be lost) · "dir:/path" (each object a plain file) · "s3://bucket/prefix"
-// · "unix:/run/stoker.sock" (what `stoker serve` serves there)
-// · "cached(local:/nvme/cache, s3://bucket/data, disk=100GiB)" (reads of the second are
-// kept in the first)
+// Opens the store that the composition names:
+// - "memory:"
+// - "local:/nvme0,/nvme1", or just "/nvme0,/nvme1": each a directory (which then holds
+//   stoker.volume), a file, or a block device
+// - "coded(6+3, /disk{0..8})": tolerates the loss of any three of nine disks
+// - "dir:/path": each object is a plain file
+// - "s3://bucket/prefix"
+// - "unix:/run/stoker.sock": what `stoker serve` serves there
+// - "cached(local:/nvme/cache, s3://bucket/data, disk=100GiB)": reads of the second are kept in the
+//   first.
 Result<std::unique_ptr<Store>> open_store(const std::string& composition, const Runtime& runtime,
                                           const StoreOptions& options);
 

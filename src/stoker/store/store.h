@@ -153,9 +153,9 @@ class Transaction {
   // until their futures are done.
   virtual ~Transaction() = default;
 
-  // Makes the object (zeros, chunk_bytes: a multiple of 4 KiB from 64 KiB to 8 MiB, 0 = the store's
-  // default), or changes its size (chunk_bytes must then be 0 or equal). New bytes read as zeros
-  // and cost no I/O until written.
+  // Makes the object, of zeros, or changes its size. `chunk_bytes` of a new object is a multiple of
+  // 4 KiB from 64 KiB to 8 MiB; 0 is the store's default. To change the size it must be 0 or what
+  // the object has. New bytes read as zeros and cost no I/O until written.
   virtual Status resize(std::string_view key, uint64_t bytes, uint32_t chunk_bytes = 0) = 0;
   // Stages bytes at `offset` (inside the size). CRCs are computed on the calling thread; `from`
   // stays untouched until the future is done. Whole chunks from memory aligned to 4 KiB move

@@ -1,8 +1,8 @@
 """Forms in which the bytes of activations leave memory. "exact" is the bytes themselves.
 
-"sparse" has the same bits in less: a mask of bools as bits, any other storage that is mostly zero
-bits (behind a ReLU or a dropout) as a bitmap and what is not zero. "bf16" is lossy: float32 is
-rounded to bfloat16, to the nearest; anything else goes as with "sparse".
+"sparse" has the same bits in less: a mask of bools goes as bits. Any other storage that is mostly
+zero bits (behind a ReLU or a dropout) goes as a bitmap and what is not zero. "bf16" is lossy:
+float32 is rounded to bfloat16, to the nearest; anything else goes as with "sparse".
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ one since, until the optimizer is closed.
 
 Operations over lists (`torch._foreach_*`, GradScaler's) are run tensor by tensor, which gives the
 same bits on a processor. Any other that takes more units than the window has places for reads
-copies of them into ordinary memory. What torch's operations write to, they declare; of anybody
-else's that declares nothing every argument counts as written to, and collectives, which write after
+copies of them into ordinary memory. torch's operations declare what they write to. Of any other
+operation that declares nothing, every argument counts as written to. Collectives, which write after
 they return, are refused.
 """
 

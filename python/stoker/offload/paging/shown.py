@@ -416,8 +416,8 @@ class Shown:
             self._left.append(before[at])
 
     def _returns(self, param: Param) -> None:
-        """The parameter was given other memory, and as without us it is nothing to what it showed
-        before; unless it is that which it was given."""
+        """The parameter was given other memory. As without us, that has no effect on what it showed
+        before, unless it is that which it was given."""
         mine = [left for left in self._left if left[0] is param]
         self._left = [left for left in self._left if left[0] is not param]
         here = _storage(param.tensor)._cdata

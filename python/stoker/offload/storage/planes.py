@@ -53,8 +53,8 @@ class Planes:
         txn: Any,
         units: list[Unit] | None = None,
     ) -> list:
-        """Starts reading the block's weights (or those of some of its units), as `txn` has them or
-        (None) the store, into the memory at `address`; futures."""
+        """Starts reading the block's weights (or those of some of its units) into the memory at
+        `address`, and returns futures. Weights are read as `txn` has them, or (None) the store."""
         units = block.units if units is None else units
         return [
             self.session.fetch_weights(unit.session_id, address + unit.slot_offset, priority, txn)

@@ -1,5 +1,5 @@
-// Gpu: the memory of one GPU, as Arenas, and the door to it by which a disk's bytes need no stop in
-// host memory (cuFile, also called GPUDirect Storage).
+// Gpu: the memory of one GPU, as Arenas. And cuFile (GPUDirect Storage), by which bytes go between
+// it and a disk without host memory.
 #pragma once
 
 #include <memory>

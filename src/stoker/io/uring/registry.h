@@ -1,6 +1,6 @@
-// UringRegistry: which files and which arenas the ring knows by number, so that the kernel need not
-// look up the file nor pin the pages at each transfer. Both tables start empty and change at any
-// time, also while transfers are on their way.
+// UringRegistry: which files and which arenas the ring knows by number. So the kernel need not look
+// up the file, nor pin the pages, at each transfer. Both tables start empty and change at any time,
+// also while transfers are on their way.
 #pragma once
 
 #include <liburing.h>

@@ -1,5 +1,5 @@
 // Resync: a shard that was away, or made anew, gets the chunks that it misses while the store works
-// on, and counts again once it has all. And blocks that readers found bad are mended.
+// on. It counts again once it has all. And blocks that readers found bad are mended.
 #pragma once
 
 #include <cstddef>

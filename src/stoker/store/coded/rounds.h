@@ -1,4 +1,4 @@
-// Rounds: all frames of one round of appends are durable before any of the next is written, so what
+// Rounds: all frames of one round of appends are durable before any of the next is written. So what
 // a frame tells of the rounds before was durable. By that an opening knows of records that are
 // damaged in all logs. docs/formats/coded_store.md, *Rounds*.
 #pragma once

@@ -1,6 +1,6 @@
-// Transfer: the Ops of one read or write of a store, what is to be done with each chunk of a read
-// that has come, and what when the last of them is done. Pooled: in the steady state a transfer
-// allocates nothing.
+// Transfer: the Ops of one read or write of a store. It also holds what to do with each chunk that
+// a read has brought, and what to do when the last of them is done. Pooled: in the steady state a
+// transfer allocates nothing.
 #pragma once
 
 #include <atomic>
