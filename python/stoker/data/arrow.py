@@ -261,7 +261,7 @@ def _fields(schema: Table, key: str) -> list[Field]:
     if len(set(columns)) != len(columns):
         raise InvalidArgument(f"{key} has two columns of one name: rename one")
     if not columns or not any(_bounded(field) for field in fields):
-        raise InvalidArgument(f"{key} has no columns that hold anything")
+        raise InvalidArgument(f"{key} has no columns that hold anything; leave it out")
     return fields
 
 

@@ -357,7 +357,7 @@ def resizing(store: _core.Store, side: int, quality: int, shard_bytes: int, on_c
     source = Indexed(store, index)
     _check_names(index)
     if not len(source):
-        raise NotFound(f"there is no sample in {chosen[0]['key']}")
+        raise NotFound(f"there is no sample in {chosen[0]['key']}; check what IN holds")
     sizes = np.add.reduceat(index.bytes.astype(np.int64), index.starts[:-1].astype(np.int64))
     source.batch(np.zeros(0, np.uint64))  # made now: several threads use it
     tasks: list[Task] = []

@@ -448,7 +448,7 @@ def _megatron_type(store: _core.Store, key: str) -> np.dtype:
     if tokens * kind.itemsize != store.stat(key)["bytes"]:
         raise Corruption(
             f"{key} has {store.stat(key)['bytes']} bytes, but its index {index} names {tokens} "
-            f"tokens of {kind.itemsize}: one of them was cut or replaced"
+            f"tokens of {kind.itemsize}: one of them was cut or replaced; fetch both again"
         )
     return kind
 

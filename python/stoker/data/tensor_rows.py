@@ -32,7 +32,10 @@ def tensors_of(
     end = header_bytes(head)
     for each in sorted(tensors.values(), key=lambda each: (each.offset, each.spec.bytes)):
         if each.offset != end:
-            raise Corruption(f"{key} is damaged: '{each.spec.name}' does not begin at byte {end}")
+            raise Corruption(
+                f"{key} is damaged: '{each.spec.name}' does not begin at byte {end}; fetch or write"
+                " it again"
+            )
         end += each.spec.bytes
     if end != size:
         raise Corruption(

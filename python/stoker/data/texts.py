@@ -76,7 +76,7 @@ def of_store(composition: str) -> list[Input]:
         raise CorpusError(
             f"no object of {composition} has the name of a text file: *.txt, *.md, *.jsonl, "
             f"*.parquet, ... "
-            "(or the same with .gz)"
+            "(or the same with .gz); give files of these kinds"
         )
     return [
         Input(each["key"], each["key"], composition, each["bytes"], each["tag"]) for each in found
