@@ -4,6 +4,7 @@
 #include <cstring>
 #include <random>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/store/coded/mutation.h"
 #include "stoker/store/coded/resync.h"
@@ -20,6 +21,7 @@ Error failing(const std::string& path, const std::string& why) {
 
 // Reads an area of the joining shard; what cannot be read is made zeros.
 Status Resync::make_readable(size_t shard, uint64_t offset, size_t bytes) {
+  STOKER_CHECK(is_aligned(offset, kBlock) && is_aligned(bytes, kBlock));
   const AlignedBytes content(bytes);
   pace_.spend(bytes);
   Area area{shard, offset, content.slice()};
@@ -63,7 +65,9 @@ Status Resync::begin_log(size_t shard) {
 
 // The VALs that belong to the shard, the table, and then the epoch that counts it.
 Status Resync::admit() {
+  STOKER_CHECK(joining_.shard() && !joining_.has_begun());
   const size_t shard = *joining_.shard();
+  STOKER_CHECK(shards_[shard].present() && (map_.live() & shard_bit(shard)) == 0);
   Member& each = shards_[shard];
   each.super.incarnation = std::random_device{}();
   STOKER_TRY(begin_log(shard));

@@ -67,7 +67,6 @@ Result<Grant> Committer::take_frames(const std::vector<CommitRequest>& batch) co
   return budget_.take(bytes, "the log records of a commit of a coded store");
 }
 
-// It is the first of its batch, so the table is what all commits before it left.
 Status Committer::check_requirements(const TransactionState& state) const {
   const auto map = map_.lock();
   for (const auto& [key, tag] : state.required) {
@@ -78,8 +77,14 @@ Status Committer::check_requirements(const TransactionState& state) const {
 }
 
 void Committer::commit(std::vector<CommitRequest> batch) {
+  STOKER_CHECK(!batch.empty());
   uint64_t bytes = 4 * kBlock;
-  for (const CommitRequest& request : batch) bytes += log_bytes(*request.state);
+  for (const CommitRequest& request : batch) {
+    STOKER_CHECK(request.state && request.state->done && !request.state->failed);
+    // what its conditions are of is what the commits before it left
+    STOKER_CHECK(&request == &batch.front() || request.state->required.empty());
+    bytes += log_bytes(*request.state);
+  }
   bytes += logs_.rounds().item_bytes(shape_);
   Status status = make_room(bytes);
   auto frames = status ? take_frames(batch) : Result<Grant>(status.error());
@@ -112,6 +117,7 @@ void Committer::commit(std::vector<CommitRequest> batch) {
     if (commit.status) commit.status = check_requirements(*request.state);
     if (!commit.status) continue;
     commit.stamp = make_stamp(epoch, next);
+    STOKER_CHECK(number_of(commit.stamp) == next);
     prepare(commit, table_bytes);
     if (commit.status) commit.status = bound_pages(commit, waiting);
     if (commit.status) ++next;
@@ -147,7 +153,8 @@ void Committer::commit(std::vector<CommitRequest> batch) {
   }
   for (const auto& [request, why] : failed) {
     const auto map = map_.lock();
-    for (const auto& [key, object] : request->state->objects) map->owned.erase(key);
+    for (const auto& [key, object] : request->state->objects)
+      STOKER_CHECK(map->owned.erase(key) == 1);
   }
   std::vector<std::pair<CommitRequest*, Result<Version>>> done;
   done.reserve(going.size() + failed.size());
@@ -186,7 +193,9 @@ void Committer::prepare(Prepared& commit, uint64_t& table_bytes) {
         if (!commit.status) return;
         continue;
       }
+      STOKER_CHECK(stripe.base != nullptr);
       for (auto& [position, chunk] : stripe.chunks) {
+        STOKER_CHECK(position < shape_.k && chunk.rows.size() == shape_.rows());
         for (size_t row = 0; row < chunk.rows.size(); ++row) {
           if (!chunk.rows[row]) continue;
           NewVal added{std::make_shared<Val>(), stripe.base, {}};
@@ -260,6 +269,7 @@ Status Committer::name_stripes(Prepared& commit, const TransactionState& state,
 Headers Committer::plan_fresh(const Prepared& commit, const StagedStripe& staged) const {
   Headers headers = blank_headers(shape_);
   const auto map = map_.lock();
+  STOKER_CHECK(!staged.base || staged.base->headers);
   for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
     const auto over = staged.chunks.find(chunk);
     for (size_t row = 0; row < shape_.rows(); ++row) {
@@ -278,6 +288,7 @@ Headers Committer::plan_fresh(const Prepared& commit, const StagedStripe& staged
 Status Committer::write_fresh(const Prepared& commit, const StagedStripe& staged,
                               std::vector<LogSet::Beside>* later) {
   const Stripe& fresh = *staged.fresh;
+  STOKER_CHECK(!fresh.headers && fresh.readers == 0);  // it is in no object yet
   HeaderPins pins(map_);
   if (staged.base) pins.add(*map_.lock(), staged.base);
   if (staged.base) STOKER_TRY(reader_.load_headers(staged.base, Priority::write_back));
@@ -374,6 +385,7 @@ Status Committer::write_fresh_rows(const StagedStripe& staged, size_t first, con
                                    uint32_t positions, Headers& headers, ShardSet& failed) {
   const Stripe& fresh = *staged.fresh;
   const size_t rows_end = first + memory.rows;
+  STOKER_CHECK(memory.rows > 0 && rows_end <= shape_.rows());
   const auto at = [&](size_t chunk, size_t row) {
     return memory.bytes.data() + (chunk * memory.rows + row - first) * kBlock;
   };
@@ -389,6 +401,7 @@ Status Committer::write_fresh_rows(const StagedStripe& staged, size_t first, con
       }
     }
   }
+  STOKER_CHECK(old.empty() || staged.base);
   std::vector<Run> runs;
   {
     const auto map = map_.lock();
@@ -497,11 +510,13 @@ Status Committer::append_commits(std::vector<Prepared>& commits) {
   if (frames.empty()) return {};
   std::map<size_t, LogFrame> written;
   STOKER_TRY(logs_.append(frames, 0, written));
+  STOKER_CHECK(!written.empty());
   for (Prepared& commit : commits) {
     if (!commit.needs_commit) continue;
     auto record = commit.vals.empty()
                       ? std::make_shared<CommitRecord>(CommitRecord{commit.stamp, {}})
                       : commit.vals.front().val->commit;
+    STOKER_CHECK(record && record->stamp == commit.stamp);
     for (const auto& [shard, frame] : written) record->held.push_back(frame.segment);
     logs_.rounds().add(record);
     logs_.hold_until_image(std::move(record));
@@ -518,9 +533,15 @@ void Committer::flip(std::vector<Prepared>& commits) {
     };
     const Status applied = map->table.apply(shape_, commit.items, resolve);
     STOKER_CHECK(applied.has_value());  // these are our own items
+    STOKER_CHECK(number_of(commit.stamp) > map->version &&
+                 commit.stamp >> kNumberBits <= map->epoch);
     map->version = number_of(commit.stamp);
     for (const auto& [id, stripe] : commit.fresh) map->headers.admit(stripe);
     for (const NewVal& added : commit.vals) {
+      // one of its copies at least is on a live shard
+      STOKER_CHECK(!added.val->places.empty() || mutated(Mutation::acknowledge_before_parity));
+      STOKER_CHECK(added.val->places.size() == added.val->held.size());
+      STOKER_CHECK(added.val->first + added.val->crcs.size() <= shape_.rows());
       for (size_t i = 0; i < added.val->crcs.size(); ++i)
         added.stripe->overlay[(added.val->first + i) * shape_.k + added.val->chunk] = {added.val,
                                                                                        i};
@@ -530,7 +551,7 @@ void Committer::flip(std::vector<Prepared>& commits) {
     for (const Touched& touched : commit.touched) {
       const ObjectPtr object = map->table.find(touched.key);
       if (object && !commit.needs_commit) object->number = map->version;
-      map->owned.erase(touched.key);
+      STOKER_CHECK(map->owned.erase(touched.key) == 1);
       const uint64_t id = class_id(touched.key);
       const uint32_t folder = class_volume(touched.key);
       if (!object) map->classes.forget(id);

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "stoker/base/check.h"
 #include "stoker/store/coded/rows.h"
 
 namespace stoker::coded {
@@ -24,6 +25,7 @@ ObjectInfo MapState::info_of(std::string_view key, const Object& object) const {
 // Each of them has such a page (a fresh stripe gets all of them), so what it says is not known
 // until it is compared.
 uint32_t MapState::unread_positions(const Shape& shape, const Stripe& stripe) const {
+  STOKER_CHECK(stripe.headers.has_value());
   uint32_t positions = 0;
   for (size_t at = 0; at < stripe.headers->counters.size(); ++at) {
     const size_t position = at / shape.pages();
@@ -58,10 +60,14 @@ HeaderPins::HeaderPins(CommittedMap& map, const StripePtr& stripe) : map_(map) {
 HeaderPins::~HeaderPins() {
   if (stripes_.empty()) return;
   const auto map = map_.lock();
-  for (const StripePtr& stripe : stripes_) --stripe->header_pins;
+  for (const StripePtr& stripe : stripes_) {
+    STOKER_CHECK(stripe->header_pins > 0);
+    --stripe->header_pins;
+  }
 }
 
 void HeaderPins::add(const MapState&, const StripePtr& stripe) {
+  STOKER_CHECK(stripe != nullptr);
   ++stripe->header_pins;
   stripes_.push_back(stripe);
 }

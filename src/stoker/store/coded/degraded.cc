@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/store/coded/reader.h"
 #include "stoker/store/coded/row_reads.h"
 
@@ -95,9 +96,11 @@ Status Reader::fetch_degraded(const std::vector<Run>& runs, Priority priority) {
     STOKER_ASSIGN(const ScratchPtr memory,
                   take_scratch(std::min(rows_left, kDecodedAtOnce), shape_.n(),
                                "decoding for a read of a coded store"));
+    STOKER_CHECK(memory->rows > 0 && rows_left >= memory->rows);
     rows_left -= memory->rows;
     std::vector<SameRows> now;
     for (size_t rows = 0; rows < memory->rows;) {
+      STOKER_CHECK(!left.empty());
       const size_t count = std::min(left.back().count(), memory->rows - rows);
       now.push_back(left.back().part(0, count));
       rows += count;
@@ -134,8 +137,10 @@ Status Reader::take_rows(std::span<const Run> runs, const RowsWanted& rows) {
     map_.lock()->bad[{run.stripe->id, run.chunk}] = run.stripe;
   }
   if (!rows.status) return rows.status;
-  for (const Run& run : runs)
+  for (const Run& run : runs) {
+    STOKER_CHECK(run.first == rows.first && run.count == rows.count);
     std::memcpy(run.into, rows.blocks.data() + run.chunk * run.count * kBlock, run.count * kBlock);
+  }
   return {};
 }
 

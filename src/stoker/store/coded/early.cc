@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/store/coded/rows.h"
 
 namespace stoker::coded {
@@ -20,6 +21,7 @@ EarlyStripe::EarlyStripe(const EarlyParts& parts, StripePtr stripe, std::vector<
       parity_(parts.spare.take(parity_bytes(shape_))),
       crcs_(shape_.n() * shape_.rows()),
       transfers_(std::make_unique<ShardTransfers>(parts.shards, Priority::write_back, nullptr)) {
+  STOKER_CHECK(data.size() == shape_.k);
   // A task of the pool must not wait for another one, as its owner may have to.
   if (shape_.stripe_bytes() < kTaskBytes || parts.pool.here()) {
     begin(parts.code, std::move(data), positions);
@@ -70,6 +72,7 @@ void EarlyStripe::await_begun() {
 void EarlyStripe::note() {
   for (const size_t ended : transfers_->next()) {
     failed_ = failed_ || !transfers_->result(ended);
+    STOKER_CHECK(left_ > 0);
     --left_;
   }
   if (left_ > 0) return;

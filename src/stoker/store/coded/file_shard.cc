@@ -78,6 +78,7 @@ class FileShard::PutFlight {
         for (const auto& [offset, from] : request_.waves[wave]) add(Op::Kind::write, offset, from);
       }
     }
+    STOKER_CHECK(left_ == 0);
     left_ = ops_.size();
     std::vector<Op*> ops;
     ops.reserve(ops_.size());
@@ -88,6 +89,7 @@ class FileShard::PutFlight {
   static void on_done(Op& op) noexcept {
     auto* const flight = static_cast<PutFlight*>(op.context);
     if (!op.result && flight->request_.status) flight->request_.status = op.result.error();
+    STOKER_CHECK(flight->left_ > 0);
     if (--flight->left_ == 0) flight->stepped();
   }
 
@@ -150,6 +152,7 @@ void FileShard::read(ShardRead& request, Plug& plug) {
 }
 
 void FileShard::put(ShardPut& request, Plug& plug) {
+  STOKER_CHECK(request.done != nullptr);
   request.status = {};
   {
     const MutexLock lock(mutex_);
@@ -165,7 +168,7 @@ void FileShard::put(ShardPut& request, Plug& plug) {
   auto flight = std::make_unique<PutFlight>(*this, request);
   const std::vector<Op*> ops = flight->next();
   // what writes nothing and makes nothing durable would never be done
-  STOKER_CHECK(request.done != nullptr && !ops.empty());
+  STOKER_CHECK(!ops.empty());
   for (Op* op : ops) plug.hold(*op);
   static_cast<void>(flight.release());  // until it is done
 }
@@ -183,6 +186,7 @@ void FileShard::note(uint64_t ShardHealth::*count, uint64_t more, std::string wh
 
 void FileShard::ended() {
   const MutexLock lock(mutex_);
+  STOKER_CHECK(under_way_ > 0);
   if (--under_way_ == 0) none_under_way_.notify_all();
 }
 

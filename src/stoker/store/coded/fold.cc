@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/store/coded/folding.h"
 #include "stoker/store/coded/mutation.h"
 
@@ -37,6 +38,7 @@ Result<size_t> Folding::run(const FoldBounds& bounds) {
   STOKER_TRY(take_memory());
   compute_all();
   if (groups_.empty()) return size_t{0};
+  STOKER_CHECK(!stripes_.empty());
   if (!mutated(Mutation::skip_stage)) STOKER_TRY(stage());
   if (!mutated(Mutation::skip_fold_record)) STOKER_TRY(decide());
   set_folding(true);
@@ -108,6 +110,7 @@ Status Folding::choose(const FoldBounds& bounds) {
       leave(chosen[i]->id, mended.error());
       continue;
     }
+    STOKER_CHECK(chosen[i] == first[i].stripe);
     add_groups(chosen[i], first[i].block / shape_.k, rows_left);
     stripes_.push_back(chosen[i]);
   }
@@ -128,7 +131,9 @@ size_t Folding::newer_rows(const Stripe& stripe) const {
 // keep others in the log.
 void Folding::add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left) {
   const auto map = parts_.map.lock();
-  ids_[stripe->id] = map->take_id();
+  // what is newer in the log keeps the headers in memory
+  STOKER_CHECK(stripe->headers && !stripe->overlay.empty() && !stripe->folding);
+  STOKER_CHECK(ids_.emplace(stripe->id, map->take_id()).second);
   next_.emplace(stripe->id, *stripe->headers);
   const auto from = stripe->overlay.lower_bound(from_row * shape_.k);
   add_rows(stripe, from, stripe->overlay.end(), rows_left);
@@ -167,6 +172,7 @@ Status Folding::take_memory() {
   uint64_t share = parts_.budget.cap() / kShareOfTheCap;
   for (size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
+    STOKER_CHECK(group.count > 0 && group.newer.size() == group.count * group.dirty_count());
     for (bool last = false;;) {
       const uint64_t bytes = (shape_.n() + shape_.m + group.dirty_count()) * group.count * kBlock;
       const bool least = i == 0 && group.count == 1;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "stoker/base/check.h"
 #include "stoker/store/coded/folding.h"
 #include "stoker/store/coded/mutation.h"
 
@@ -84,7 +85,10 @@ Status Folding::append(std::map<size_t, FrameBuilder>& frames,
 
 void Folding::set_folding(bool folding) {
   auto map = parts_.map.lock();
-  for (const StripePtr& stripe : stripes_) stripe->folding = folding;
+  for (const StripePtr& stripe : stripes_) {
+    STOKER_CHECK(stripe->folding != folding);
+    stripe->folding = folding;
+  }
   parts_.map.changed();
   if (!folding) return;
   map.wait([&] {
@@ -99,6 +103,8 @@ Status Folding::apply() {
   ShardSet touched = 0;
   std::map<uint64_t, std::set<std::pair<size_t, size_t>>> pages;  // by stripe: position, page
   for (const Group& group : groups_) {
+    STOKER_CHECK(group.count > 0 && group.first + group.count <= shape_.rows());
+    STOKER_CHECK(group.blocks.size() == shape_.n() * group.count * kBlock);
     const uint32_t live = parts_.map.live_positions(*group.stripe);
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!is_set(live, c) || (c < shape_.k && !is_set(group.dirty, c))) continue;
@@ -155,6 +161,7 @@ void Folding::stand_in() {
       if (block.place.offset != 0)
         stripe->overrides[block.row * shape_.n() + block.position] = {block.place, nullptr, 0};
     }
+    STOKER_CHECK(stripe->folding && stripe->readers == 0);
     stripe->headers = std::move(next_headers(stripe));
   }
   stand_ins_.insert(stand_ins_.end(), held_.begin(), held_.end());
@@ -172,6 +179,7 @@ void Folding::finish() {
     }
   }
   for (const StripePtr& stripe : stripes_) {
+    STOKER_CHECK(stripe->folding && stripe->readers == 0);
     stripe->headers = std::move(next_headers(stripe));
     map->headers.admit(stripe);
     ++map->counts.folds;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/store/coded/folding.h"
 #include "stoker/store/coded/mutation.h"
@@ -68,6 +69,7 @@ void Folding::plan_newest(Group& group, std::vector<Run>& runs) {
     if (!is_set(group.dirty, c)) continue;
     for (size_t r = 0; r < group.count; ++r) {
       const Stripe::Newer& newer = group.newer[r * group.dirty_count() + nth];
+      STOKER_CHECK(newer.val->chunk == c && newer.index < newer.val->crcs.size());
       std::byte* into = group.fresh.data() + (nth * group.count + r) * kBlock;
       const bool goes_on = r > 0 && runs.back().val == newer.val &&
                            runs.back().index + runs.back().count == newer.index;
@@ -83,6 +85,7 @@ void Folding::plan_newest(Group& group, std::vector<Run>& runs) {
     }
     ++nth;
   }
+  STOKER_CHECK(nth == group.dirty_count());
 }
 
 // Again, likewise: what is worked on must not change.
@@ -110,6 +113,7 @@ void Folding::fetch_bases() {
 
 // By delta, or from all data of the rows, whichever reads less: the bases that it takes.
 uint32_t Folding::choose_way(Group& group) const {
+  STOKER_CHECK(group.stripe->headers.has_value());
   const Headers& headers = *group.stripe->headers;
   const uint32_t live = parts_.map.live_positions(*group.stripe);
   const uint32_t data_all = (uint32_t{1} << shape_.k) - 1;
@@ -140,6 +144,8 @@ uint32_t Folding::choose_way(Group& group) const {
 Status Folding::compute(Group& group) {
   Headers& next = next_headers(group.stripe);
   const uint32_t live = parts_.map.live_positions(*group.stripe);
+  STOKER_CHECK(group.blocks.size() == shape_.n() * group.count * kBlock);
+  STOKER_CHECK(group.fresh.size() == group.dirty_count() * group.count * kBlock);
   group.parity_crcs.assign(shape_.m, std::vector<uint32_t>(group.count));
   std::vector<codec::Target> targets(shape_.m);
   for (size_t j = 0; j < shape_.m; ++j) {

@@ -94,6 +94,7 @@ std::string encode_superblock(const Superblock& super) {
   out.put(super.scrubbed.lost);
   for (const uint64_t each : {uint64_t{0}, uint64_t{0}, super.first_round}) out.put(each);
   std::string bytes = out.take();
+  STOKER_CHECK(bytes.size() <= kSuperblockBytes - 4);
   bytes.resize(kSuperblockBytes - 4);
   const uint32_t crc = crc32c(bytes.data(), bytes.size());
   bytes.append(reinterpret_cast<const char*>(&crc), 4);
@@ -231,6 +232,7 @@ std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, 
 namespace {
 
 void put_val(ByteWriter& out, const ValItem& item) {
+  STOKER_CHECK(!item.crcs.empty());
   out.put(item.stamp);
   out.put(static_cast<uint8_t>(item.needs_commit));
   out.put(item.stripe);

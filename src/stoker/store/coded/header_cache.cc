@@ -30,6 +30,7 @@ void HeaderCache::admit(const StripePtr& stripe) {
     if (grant) stripe->headers_grant = std::move(*grant);
     if (grant || !evict_one()) break;
   }
+  STOKER_CHECK(stripe->headers && stripe->header_pins > 0);
   --stripe->header_pins;
 }
 
@@ -50,6 +51,7 @@ bool HeaderCache::evict_one() {
     const StripePtr stripe = ring_.front().lock();
     ring_.pop_front();
     if (!stripe) return true;
+    STOKER_CHECK(stripe->headers_cached);
     const bool stays =
         stripe->headers && (std::exchange(stripe->headers_used, false) || !may_go(*stripe));
     if (stays) {

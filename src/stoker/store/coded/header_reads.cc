@@ -3,6 +3,7 @@
 #include <iterator>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/store/coded/reader.h"
 
 namespace stoker::coded {
@@ -101,7 +102,7 @@ std::vector<StripePtr> Reader::needed_ahead(std::string_view key, uint64_t offse
 // What of it fails, fails again for whoever needs it.
 void Reader::load_ahead(std::span<const StripePtr> stripes, Priority priority) {
   (void)load_headers(stripes, priority);
-  loading_ahead_ = false;
+  STOKER_CHECK(loading_ahead_.exchange(false));
 }
 
 // Takes what can be read of the header pages of all live chunks, of all of these in one batch.
@@ -119,6 +120,7 @@ void Reader::read_headers(std::span<HeaderRead> all, Priority priority) {
       at.emplace_back(i, c);
     }
   }
+  STOKER_CHECK(areas.size() == at.size() && areas.size() == memory.size());
   const std::string why = read_areas(shards_, priority, areas);
   for (size_t i = 0; i < areas.size(); ++i) {
     HeaderRead& read = all[at[i].first];

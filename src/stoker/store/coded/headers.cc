@@ -14,7 +14,7 @@ RawHeaders::RawHeaders(const Shape& shape)
 
 void RawHeaders::take(const Shape& shape, const StoreId& store, uint64_t stripe, size_t position,
                       std::span<const std::byte> pairs) {
-  STOKER_CHECK(pairs.size() == header_bytes(shape));
+  STOKER_CHECK(pairs.size() == header_bytes(shape) && position < shape.n());
   for (size_t page = 0; page < shape.pages(); ++page) {
     std::optional<HeaderPage> newest;
     for (size_t copy = 0; copy < 2; ++copy) {
@@ -76,6 +76,7 @@ Headers blank_headers(const Shape& shape) {
 
 HeaderPage page_of(const Shape& shape, uint64_t stripe, const Headers& headers, size_t position,
                    size_t page) {
+  STOKER_CHECK(position < shape.n() && page < shape.pages());
   HeaderPage out;
   out.stripe = stripe;
   out.chunk = position;

@@ -5,6 +5,7 @@
 #include <latch>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/store/coded/mutation.h"
 
@@ -24,6 +25,7 @@ Error failing(const std::string& path, const std::string& why) {
 // The shard without which most of what has the fewest survivors is at risk; its stripes in that
 // order.
 bool Joining::choose() {
+  STOKER_CHECK(!shard_ && !chunk_ && joined_.empty());
   const ShardSet away = shards_.present() & ~map_.live();
   std::optional<size_t> best;
   // chunks lost of its worst stripe; how many stripes have lost that many
@@ -65,6 +67,7 @@ StripePtr Joining::next_listed() {
 }
 
 StripePtr Joining::next() {
+  STOKER_CHECK(shard_ && !chunk_);
   for (int looks = 0; looks < 2; ++looks) {
     if (StripePtr stripe = next_listed(); stripe || looks > 0) return stripe;
     // The most urgent of all that is missing: at first everything, later what is left and what came
@@ -145,6 +148,7 @@ void Joining::count(const Rebuilt& done, size_t blocks_before) {
 }
 
 Status Joining::begin(const StripePtr& stripe) {
+  STOKER_CHECK(shard_ && stripe);
   const auto at = position_on_it(*stripe);
   if (!at) return {};
   const size_t position = *at;
@@ -159,6 +163,7 @@ Status Joining::begin(const StripePtr& stripe) {
 }
 
 Status Joining::step() {
+  STOKER_CHECK(chunk_.has_value());
   Rebuilding& chunk = *chunk_;
   const size_t before = chunk.done.blocks;
   STOKER_ASSIGN(const bool more, rebuilder_.rebuild_step(chunk));
@@ -206,6 +211,7 @@ void Joining::end() {
 }
 
 void Joining::give_up(const std::string& why) {
+  STOKER_CHECK(shard_.has_value());
   log().warn("{}", why);
   logs_.set_trouble(shard_bit(*shard_), why);
   given_up_.insert(*shard_);

@@ -9,6 +9,7 @@
 namespace stoker::coded {
 
 SegmentRef ShardLog::hold(size_t segment) {
+  STOKER_CHECK(segment < refs_.size());
   SegmentRef ref = refs_[segment].lock();
   if (!ref) {
     ref = std::make_shared<const Segment>(Segment{shard_, segment});
@@ -67,6 +68,8 @@ LogFrame ShardLog::append(const FrameBuilder& frame) {
   made.bytes = AlignedBytes(frame.bytes());
   made.offset = shape_.segment_at(current_->index) + writer_.append(payload, made.bytes.span());
   made.blocks_at = made.offset + frame.blocks_at();
+  STOKER_CHECK(made.offset + made.bytes.size() <= shape_.segment_at(current_->index + 1));
+  STOKER_CHECK(frame.blocks_at() + frame.block_count() * kBlock == made.bytes.size());
   return made;
 }
 
@@ -108,6 +111,7 @@ SegmentEnd read_segment(const Shape& shape, const StoreId& store, size_t shard, 
     const bool ours = found && found->generation == generation;
     if (ours) visit(at, std::move(found->content));
     if (ours) end.cursor = found->next;
+    STOKER_CHECK(!ours || (found->end > at && found->end <= bytes.size()));
     at = ours ? found->end : at + kBlock;
   }
   return end;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <random>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/store/coded/mutation.h"
 
@@ -42,11 +43,13 @@ Status LogSet::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
     return fail(Code::out_of_space, "the log of '{}' is full",
                 shards_[static_cast<size_t>(std::countr_zero(full))].path);
   }
+  STOKER_CHECK(written.empty());
   ShardBatch batch(shards_, Priority::demand);
   const ShardSet set = map_.live();
   const auto round =
       frames.empty() ? std::nullopt : std::optional(rounds_.begin(shape_, image_stamp_));
   for (auto& [shard, frame] : frames) {
+    STOKER_CHECK(shard < shape_.shards);
     if ((set & shard_bit(shard)) == 0) continue;
     frame.add(*round);
     const LogFrame& made = written.emplace(shard, shards_[shard].log->append(frame)).first->second;
@@ -92,8 +95,7 @@ size_t LogSet::free_segments() const {
   return free;
 }
 
-// Writes the table as an image on every live shard, into the area that does not hold the newest
-// one.
+// Into the area that does not hold the newest one.
 Status LogSet::checkpoint(ShardSet beside, ShardSet& failed) {
   std::vector<std::string> pieces;
   Stamp stamp = 0;
@@ -128,8 +130,10 @@ Status LogSet::checkpoint(ShardSet beside, ShardSet& failed) {
     writer.append(source,
                   image.span().subspan(writer.cursor().offset, framed_bytes(payload.size())));
   }
+  STOKER_CHECK(writer.cursor().offset == bytes);
   ++images_;
   const ShardSet set = map_.live();
+  STOKER_CHECK((set & beside) == 0);
   image_cost_ = bytes * static_cast<uint64_t>(std::popcount(set));
   moved_ += image_cost_;
   moved_at_image_ = moved_;
@@ -138,6 +142,7 @@ Status LogSet::checkpoint(ShardSet beside, ShardSet& failed) {
     for (size_t shard = 0; shard < shape_.shards; ++shard) {
       if ((to & shard_bit(shard)) == 0) continue;
       Member& each = shards_[shard];
+      STOKER_CHECK(each.image_area < 2);
       each.image_area ^= 1;
       batch.write(shard, shape_.area_at(each.image_area), image.slice());
     }
@@ -153,6 +158,7 @@ Status LogSet::checkpoint(ShardSet beside, ShardSet& failed) {
 }
 
 Status LogSet::drop_shards(ShardSet failed, const std::string& why) {
+  STOKER_CHECK(failed != 0);
   if (shards_.outdone()) return refuse_outdone();
   ShardSet left = 0;
   {
@@ -193,6 +199,7 @@ Status LogSet::change_epoch(ShardSet to) {
       map_.lock()->refused = refused;
       return fail(Code::io, "{}", refused.what);
     }
+    STOKER_CHECK((to & ~shards_.present()) == 0);
     const Epoch next{shards_.epoch_seen() + 1, to};
     if (next.number >= uint64_t{1} << (64 - kNumberBits))
       return fail(Code::unsupported,
@@ -216,6 +223,7 @@ Status LogSet::change_epoch(ShardSet to) {
     }
     if (failed == 0) {
       const auto map = map_.lock();
+      STOKER_CHECK(next.number > map->epoch);
       map->epoch = next.number;
       map->next_id = 1;
       map->live = to;
@@ -223,6 +231,7 @@ Status LogSet::change_epoch(ShardSet to) {
     }
     log().warn("a shard of a coded store failed and is left out from now on: {}", why);
     set_trouble(failed, why);
+    STOKER_CHECK((failed & ~to) == 0);
     to &= ~failed;
   }
 }
@@ -249,6 +258,7 @@ Status LogSet::append_settled(size_t shard, const std::vector<std::pair<StripePt
                       memory.emplace_back(val->crcs.size() * kBlock).data()});
       blocks += val->crcs.size();
     }
+    STOKER_CHECK(end > first);
     reader_.fetch_records(runs, Priority::scrub);
     if (std::any_of(memory.begin(), memory.end(),
                     [](const AlignedBytes& blocks) { return blocks.lost(); }))

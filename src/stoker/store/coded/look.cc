@@ -56,14 +56,16 @@ PiecewiseRead::PiecewiseRead(Shards& shards, size_t shard, uint64_t offset, size
     : shards_(shards),
       shard_(shard),
       offset_(offset),
-      bytes_(used.size() == bytes && !used.lost() ? std::move(used)
-                                                  : AlignedBytes::faulted(bytes)) {}
+      size_(bytes),
+      bytes_(used.data() != nullptr && used.size() >= bytes && !used.lost()
+                 ? std::move(used)
+                 : AlignedBytes::faulted(bytes)) {}
 
 size_t PiecewiseRead::step(size_t pieces) {
   std::vector<Area> areas;
   const size_t begin = at_;
-  for (; areas.size() < pieces && at_ < bytes_.size(); at_ += areas.back().into.size) {
-    const size_t piece = std::min(kPieceBytes, bytes_.size() - at_);
+  for (; areas.size() < pieces && at_ < size_; at_ += areas.back().into.size) {
+    const size_t piece = std::min(kPieceBytes, size_ - at_);
     areas.push_back({shard_, offset_ + at_, bytes_.slice().sub(at_, piece)});
   }
   readable_ = read_areas(shards_, Priority::scrub, areas).empty() && readable_;

@@ -47,20 +47,21 @@ class PiecewiseRead {
  public:
   // Pieces, where nobody else wants the disk: so many keep it at work.
   static constexpr size_t kAtOnce = 8;
-  // `used`: memory of another one, to be used again if it is of this size.
+  // `used`: memory of another one, to be used again if it is large enough.
   PiecewiseRead(Shards& shards, size_t shard, uint64_t offset, size_t bytes, AlignedBytes used);
   // So many pieces at once, as far as there are so many; how many bytes that were.
   size_t step(size_t pieces);
-  bool done() const { return at_ == bytes_.size(); }
+  bool done() const { return at_ == size_; }
   bool readable() const { return readable_; }  // all of it
-  std::span<const std::byte> bytes() const { return bytes_.span(); }
+  std::span<const std::byte> bytes() const { return bytes_.span().first(size_); }
   AlignedBytes take_memory() { return std::move(bytes_); }
 
  private:
   Shards& shards_;
   const size_t shard_;
   const uint64_t offset_;
-  AlignedBytes bytes_;
+  const size_t size_;
+  AlignedBytes bytes_;  // of large pages: maybe more
   size_t at_ = 0;
   bool readable_ = true;
 };

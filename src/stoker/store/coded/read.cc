@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
 #include "stoker/base/log.h"
 #include "stoker/store/coded/mutation.h"
@@ -83,6 +84,8 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
       if (stripe) {
         plan_chunk(stripe, in_stripe / shape_.chunk_bytes, row, count, memory, runs);
         HeaderCache::used(*stripe);
+        // a fold waits for those who read by these headers, and they for it
+        STOKER_CHECK(stripe->headers && !stripe->folding);
         pinned.push_back(stripe);
         ++stripe->readers;
       } else {
@@ -97,6 +100,7 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
   {
     const auto map = map_.lock();
     for (const StripePtr& stripe : pinned) {
+      STOKER_CHECK(stripe->readers > 0);
       if (--stripe->readers == 0) map_.changed();
     }
   }
@@ -114,6 +118,7 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
 // Where the newest bytes of these rows are, as runs; zeros are filled in at once.
 void Reader::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count,
                         std::byte* into, std::vector<Run>& runs) const {
+  STOKER_CHECK(stripe->headers && chunk < shape_.k && first + count <= shape_.rows());
   for (size_t row = first; row < first + count; ++row) {
     std::byte* memory = into + (row - first) * kBlock;
     Run next{Run::From::zeros, stripe, chunk, row, 1, nullptr, 0, memory};
@@ -146,6 +151,8 @@ void Reader::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, siz
 
 // What those of its blocks should be.
 std::vector<uint32_t> Reader::crcs_of(const Run& run) const {
+  STOKER_CHECK(run.from != Run::From::zeros && run.count > 0);
+  STOKER_CHECK(!run.val || run.index + run.count <= run.val->crcs.size());
   std::vector<uint32_t> crcs;
   if (mutated(Mutation::skip_crc)) return crcs;
   crcs.reserve(run.count);
@@ -160,6 +167,7 @@ std::vector<uint32_t> Reader::crcs_of(const Run& run) const {
 // The blocks of these runs that did not come, or not right: neighbours as one run.
 std::vector<Run> Reader::wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops,
                                   const ShardBatch& batch) const {
+  STOKER_CHECK(ops.size() == runs.size());
   std::vector<Run> wrong;
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
 #include "stoker/base/log.h"
 #include "stoker/store/coded/rebuilder.h"
@@ -60,6 +61,7 @@ bool Rebuilder::adopt(Headers& headers, const RawHeaders& own, size_t position) 
 // Nobody looks at the old ones while they change.
 void Rebuilder::install(const StripePtr& stripe, Headers headers) {
   auto map = map_.lock();
+  STOKER_CHECK(!stripe->folding);
   stripe->folding = true;
   map.wait([&] { return stripe->readers == 0; });
   stripe->headers = std::move(headers);
@@ -310,10 +312,12 @@ Status Rebuilder::rebuild_piece(const StripePtr& stripe, size_t position, const 
 Result<bool> Rebuilder::rebuild_step(Rebuilding& chunk) {
   const StripePtr stripe = chunk.stripe.lock();
   if (!stripe) return false;
+  STOKER_CHECK(chunk.page < shape_.pages() && chunk.position < shape_.n());
   const size_t at_once = (kRowsRebuilt + shape_.rows_per_page() - 1) / shape_.rows_per_page();
   Piece piece{chunk.page, std::min(at_once, shape_.pages() - chunk.page),
               chunk.page * shape_.rows_per_page(), 0};
   piece.rows = std::min(piece.pages * shape_.rows_per_page(), shape_.rows() - piece.first);
+  STOKER_CHECK(piece.rows > 0 && piece.first + piece.rows <= shape_.rows());
   STOKER_TRY(rebuild_piece(stripe, chunk.position, piece, chunk.done));
   chunk.page += piece.pages;
   if (chunk.page < shape_.pages()) return true;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "stoker/base/check.h"
+
 namespace stoker::coded {
 namespace {
 
@@ -68,6 +70,7 @@ Result<bool> Resync::mend_step() {
     if (map->refused || (!mending_ && map->bad.empty())) return false;
     if (!mending_) {
       if (to_mend_.empty()) choose_to_mend(*map);
+      STOKER_CHECK(!to_mend_.empty());
       const auto next = map->bad.find(to_mend_.back());
       to_mend_.pop_back();
       if (next == map->bad.end()) return true;  // mended with something else

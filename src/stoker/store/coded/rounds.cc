@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "stoker/base/check.h"
+
 namespace stoker::coded {
 namespace {
 
@@ -28,6 +30,7 @@ size_t Rounds::item_bytes(const Shape& shape) const {
 }
 
 RoundItem Rounds::begin(const Shape& shape, Stamp image) {
+  STOKER_CHECK(shape.segment_bytes / kShareOfASegment > kFixedBytes);
   RoundItem item;
   item.round = ++last_;
   item.image = image;
@@ -55,6 +58,7 @@ RoundItem Rounds::begin(const Shape& shape, Stamp image) {
 }
 
 void Rounds::end(const std::map<size_t, LogFrame>& written) {
+  STOKER_CHECK(last_ > 0 && shards_[0] == 0);
   const auto told = std::make_shared<Told>();
   for (const auto& [shard, frame] : written) {
     shards_[0] |= shard_bit(shard);

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "stoker/base/check.h"
+
 namespace stoker::coded {
 namespace {
 
@@ -63,7 +65,9 @@ void RowReads::take() {
     const std::vector<size_t> ended = batch_->next();
     if (ended.empty()) return;
     for (const size_t transfer : ended) {
+      STOKER_CHECK(transfer < read_of_.size());
       ChunkRead& read = reads_[read_of_[transfer]];
+      STOKER_CHECK(read.left > 0);
       read.ok = read.ok && batch_->result(transfer).has_value();
       if (--read.left == 0) sets_[read.set].took(read.chunk, read.ok);
     }

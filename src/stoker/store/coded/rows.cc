@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
 #include "stoker/store/coded/mutation.h"
 
@@ -21,6 +22,8 @@ RowSet::RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available, u
       spare_(spare),
       blocks_(rows.blocks),
       have_(rows.count, 0) {
+  STOKER_CHECK(count_ > 0 && first_ + count_ <= shape_.rows());
+  STOKER_CHECK(blocks_.size() >= shape_.n() * count_ * kBlock);
   for (size_t r = 0; r < count_; ++r) {
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!zeros(c, r)) continue;
@@ -104,6 +107,7 @@ uint32_t RowSet::next() {
 }
 
 void RowSet::took(size_t c, bool ok) {
+  STOKER_CHECK(is_set(under_way_, c));
   under_way_ &= ~(uint32_t{1} << c);
   for (size_t r = 0; r < count_; ++r) {
     const bool zero = zeros(c, r);
@@ -131,6 +135,7 @@ RowSet::Decoded RowSet::complete(const codec::ErasureCode& code) {
 
 // Rows of which the same blocks are there. The first that did not come out right.
 std::optional<size_t> RowSet::decode(const codec::ErasureCode& code, size_t begin, size_t end) {
+  STOKER_CHECK(begin < end && end <= count_);
   if (there(begin) < shape_.k) return begin;
   const size_t bytes = (end - begin) * kBlock;
   const uint32_t missing = wanted_ & ~have_[begin];

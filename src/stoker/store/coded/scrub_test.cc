@@ -9,6 +9,7 @@
 
 #include "stoker/base/crc32c.h"
 #include "stoker/store/coded/coded_store.h"
+#include "stoker/store/coded/look.h"
 #include "stoker/store/coded/recovery.h"
 #include "stoker/store/local/fsck.h"
 #include "stoker/testing/coded_lab.h"
@@ -672,6 +673,26 @@ TEST(CodedPatrol, LeavesNoShardOutThatIsTheLastSpare) {
   ASSERT_OK(store->scrub(report).wait());
   EXPECT_TRUE(report->lost.empty());
   EXPECT_TRUE(store->health().troubles.empty());
+}
+
+// Its memory may be larger, in large pages: what lies behind the area is not read for it.
+TEST(CodedScrub, AnAreaIsReadToItsEndAndNoFurther) {
+  CodedWorld world(quiet(2, 1));
+  { ASSERT_OK(world.open_small()); }
+  CodedOptions coded;
+  coded.files = false;
+  auto shards =
+      std::move(*Shards::open({2, 1, world.paths()}, world.runtime().runtime(), {}, coded));
+  constexpr size_t kBytes = 2 * kMiB + 64 * kKiB;
+  PiecewiseRead read(*shards, 0, 0, kBytes, {});
+  size_t moved = 0;
+  while (!read.done()) moved += read.step(3);
+  EXPECT_EQ(moved, kBytes);
+  EXPECT_EQ(read.bytes().size(), kBytes);
+  // of the same memory, a smaller one
+  PiecewiseRead again(*shards, 0, 0, kMiB, read.take_memory());
+  for (moved = 0; !again.done();) moved += again.step(3);
+  EXPECT_EQ(moved, kMiB);
 }
 
 TEST(CodedPatrol, WithoutARateThereIsNone) {

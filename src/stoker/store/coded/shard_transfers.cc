@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "stoker/base/check.h"
+
 namespace stoker::coded {
 
 // Owned by whoever waits, and by itself as long as anything is under way.
@@ -82,6 +84,7 @@ void ShardTransfers::start() {
   if (state.each.empty()) return;
   {
     const MutexLock lock(state.mutex);
+    STOKER_CHECK(state.left == 0 && !state.self);
     state.ended.reserve(state.each.size());
     for (const State::Each& each : state.each) ++state.under_way[each.shard];
     state.left = state.each.size();
@@ -113,6 +116,7 @@ void ShardTransfers::ended(State& state, size_t index) noexcept {
   std::shared_ptr<State> last;  // outlives the lock
   {
     const MutexLock lock(state.mutex);
+    STOKER_CHECK(state.left > 0 && state.under_way[shard] > 0);
     state.ended.push_back(index);
     came = --state.under_way[shard] == 0 && state.behind;
     if (--state.left == 0) last = std::move(state.self);
@@ -137,7 +141,10 @@ bool ShardTransfers::ended() const {
   return state_->left == 0;
 }
 
-const Status& ShardTransfers::result(size_t index) const { return state_->each[index].status(); }
+const Status& ShardTransfers::result(size_t index) const {
+  STOKER_CHECK(index < state_->each.size());
+  return state_->each[index].status();
+}
 
 std::string ShardTransfers::finish() {
   State& state = *state_;
@@ -156,6 +163,7 @@ std::string ShardTransfers::finish() {
 }
 
 void Stragglers::left(size_t shard) {
+  STOKER_CHECK(shard < kShardsMax);
   const MutexLock lock(mutex_);
   ++batches_[shard];
   ++all_;
@@ -164,6 +172,7 @@ void Stragglers::left(size_t shard) {
 void Stragglers::came(size_t shard) {
   // held while notifying: the waiter may destroy us as soon as it has the lock
   const MutexLock lock(mutex_);
+  STOKER_CHECK(batches_[shard] > 0 && all_ > 0);
   --batches_[shard];
   --all_;
   ++arrivals_;

@@ -9,6 +9,7 @@
 #include <random>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/store/blank.h"
 #include "stoker/store/chunk_size.h"
@@ -648,6 +649,7 @@ std::string read_areas(Shards& shards, Priority priority, std::span<Area> areas)
   for (size_t i = 0; i < areas.size(); ++i) {
     for (size_t block = 0; !whole.ok(i) && block < areas[i].readable.size(); ++block, ++op) {
       areas[i].readable[block] = each.ok(op);
+      STOKER_CHECK((block + 1) * kBlock <= areas[i].into.size);
       if (!each.ok(op)) std::memset(areas[i].into.data + block * kBlock, 0, kBlock);
     }
   }
@@ -680,6 +682,7 @@ ShardPut& ShardBatch::put_to(size_t shard) {
 void ShardBatch::write(size_t shard, uint64_t offset, Slice from) {
   ShardPut& put = put_to(shard);
   if (put.waves.size() <= wave_) put.waves.resize(wave_ + 1);
+  STOKER_CHECK(put.waves.size() == wave_ + 1 && from.size > 0);
   put.waves.back().push_back({offset, from});
 }
 
@@ -695,6 +698,7 @@ template <typename Request>
 void ShardBatch::on_done(Request& request) noexcept {
   auto& batch = *static_cast<ShardBatch*>(request.context);
   const MutexLock lock(batch.mutex_);
+  STOKER_CHECK(batch.left_ > 0);
   if (--batch.left_ == 0) batch.done_.notify_all();
 }
 
@@ -702,6 +706,7 @@ void ShardBatch::start() {
   if (empty()) return;
   {
     const MutexLock lock(mutex_);
+    STOKER_CHECK(left_ == 0);
     left_ = reads_.size() + puts_.size();
   }
   Plug plug(shards_.loop());

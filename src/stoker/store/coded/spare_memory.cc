@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "stoker/base/check.h"
+
 namespace stoker::coded {
 namespace {
 
@@ -54,6 +56,7 @@ std::optional<AlignedBytes> SpareMemory::kept(size_t bytes) {
   if (found == kept_.rend()) return {};
   AlignedBytes spare = std::move(*found);
   kept_.erase(std::next(found).base());
+  STOKER_CHECK(kept_bytes_ >= spare.size());
   kept_bytes_ -= spare.size();
   return spare;
 }
@@ -66,6 +69,7 @@ void SpareMemory::give_back(AlignedBytes bytes) {
   kept_.push_back(std::move(bytes));
   kept_bytes_ += size;
   while (kept_bytes_ > share_.bytes()) {
+    STOKER_CHECK(!kept_.empty() && kept_bytes_ >= kept_.front().size());
     kept_bytes_ -= kept_.front().size();
     gone.splice(gone.end(), kept_, kept_.begin());
   }

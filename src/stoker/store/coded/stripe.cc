@@ -28,6 +28,7 @@ std::vector<size_t> placement(const Shape& shape, uint64_t stripe) {
   std::vector<std::pair<uint64_t, size_t>> ranked;
   for (size_t shard = 0; shard < shape.shards; ++shard)
     ranked.emplace_back(mix(stripe * kShardsMax + shard), shard);
+  STOKER_CHECK(shape.n() <= shape.shards && shape.shards <= kShardsMax);
   std::sort(ranked.rbegin(), ranked.rend());
   std::vector<size_t> shards;
   for (size_t i = 0; i < shape.n(); ++i) shards.push_back(ranked[i].second);
@@ -61,11 +62,13 @@ std::optional<std::vector<uint32_t>> Slots::take(const std::vector<size_t>& shar
 }
 
 bool Slots::take(const std::vector<size_t>& shards, const std::vector<uint32_t>& slots) {
+  STOKER_CHECK(shards.size() == slots.size());
   const MutexLock lock(mutex_);
   for (size_t i = 0; i < shards.size(); ++i) {
     if (slots[i] >= free_[shards[i]].size() || !free_[shards[i]][slots[i]]) return false;
   }
   for (size_t i = 0; i < shards.size(); ++i) {
+    STOKER_CHECK(free_count_[shards[i]] > 0);
     free_[shards[i]][slots[i]] = false;
     --free_count_[shards[i]];
   }
@@ -73,11 +76,13 @@ bool Slots::take(const std::vector<size_t>& shards, const std::vector<uint32_t>&
 }
 
 void Slots::give(const std::vector<size_t>& shards, const std::vector<uint32_t>& slots) {
+  STOKER_CHECK(shards.size() == slots.size());
   const MutexLock lock(mutex_);
   for (size_t i = 0; i < shards.size(); ++i) {
     STOKER_CHECK(!free_[shards[i]][slots[i]]);
     free_[shards[i]][slots[i]] = true;
     ++free_count_[shards[i]];
+    STOKER_CHECK(free_count_[shards[i]] <= free_[shards[i]].size());
   }
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "stoker/base/check.h"
+
 namespace stoker::coded {
 namespace {
 
@@ -15,6 +17,7 @@ Error broken(const std::string& what) { return fail(Code::corruption, "{}", what
 
 void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t chunk_bytes,
                 Version number) {
+  STOKER_CHECK(!key.empty() && key.size() <= kKeyMax && bytes <= kObjectBytesMax);
   out.put(uint8_t{kObject});
   out.put_string(key);
   out.put(bytes);
@@ -23,6 +26,7 @@ void put_object(ByteWriter& out, std::string_view key, uint64_t bytes, uint32_t 
 }
 
 void put_stripe(ByteWriter& out, size_t index, const Stripe& stripe) {
+  STOKER_CHECK(stripe.id != 0);  // that of a hole
   out.put(uint8_t{kStripe});
   out.put(static_cast<uint32_t>(index));
   out.put(stripe.id);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/store/chunk_size.h"
 
 namespace stoker::coded {
@@ -24,7 +25,7 @@ StagedTransaction::~StagedTransaction() {
     MutexLock lock(state_->mutex);
     if (state_->done) return;  // the writer gives up what it owned
     const auto map = map_.lock();
-    for (const auto& [key, object] : state_->objects) map->owned.erase(key);
+    for (const auto& [key, object] : state_->objects) STOKER_CHECK(map->owned.erase(key) == 1);
   }
   // Who abandons it does not wait for what is on its way.
   if (state_->early_bytes > 0) abandon();
@@ -35,7 +36,11 @@ void StagedTransaction::abandon() {
   ++map_.lock()->abandoned;
   parts_.readers.run([&map = map_, state = std::move(state_)]() mutable {
     state.reset();
-    --map.lock()->abandoned;
+    {
+      const auto locked = map.lock();
+      STOKER_CHECK(locked->abandoned > 0);
+      --locked->abandoned;
+    }
     map.changed();
   });
 }
@@ -187,6 +192,7 @@ Status StagedTransaction::write_locked(std::string_view key, StagedObject& objec
             stage_block(object, *stripe, index, in_stripe, from.sub(moved, piece), priority);
         !staged)
       return staged.error().with("'" + std::string(key) + "'");
+    STOKER_CHECK(stripe->blocks >= before && stripe->blocks <= shape.k * shape.rows());
     if (!stripe->fresh) {
       state_->log_bytes += (stripe->blocks - before) * kBlock;
       // Most of it is new, or the log would be flooded: the stripe is written anew. (The commit may
@@ -194,6 +200,7 @@ Status StagedTransaction::write_locked(std::string_view key, StagedObject& objec
       if (2 * stripe->blocks > shape.k * shape.rows() ||
           state_->log_bytes > shape.segment_bytes / 4) {
         STOKER_ASSIGN(stripe->fresh, map_.make_stripe(object.expected));
+        STOKER_CHECK(state_->log_bytes >= stripe->blocks * kBlock);
         state_->log_bytes -= stripe->blocks * kBlock;
       }
     }
@@ -252,6 +259,7 @@ void StagedTransaction::start_early(StagedStripe& stripe) {
   if (held + bytes > std::min(kEarlyBytes, budget.cap() / kEarlyShare)) return;
   auto grant = parts_.budget.take(bytes, "writing a stripe of a coded store");
   if (!grant) return;
+  STOKER_CHECK(stripe.fresh && !stripe.early && stripe.chunks.size() == shape_.k);
   std::vector<Slice> data;
   for (const auto& [position, chunk] : stripe.chunks) data.push_back(chunk.bytes.slice());
   uint64_t epoch = 0;
@@ -273,6 +281,7 @@ Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& 
                                       size_t index, uint64_t in_stripe, Slice from,
                                       Priority priority) {
   const Shape& shape = shape_;
+  STOKER_CHECK(in_stripe < shape.stripe_bytes() && in_stripe % kBlock + from.size <= kBlock);
   stripe.early.reset();  // it has what is about to change
   StagedChunk& chunk = stripe.chunks[in_stripe / shape.chunk_bytes];
   if (chunk.rows.empty()) {
@@ -393,7 +402,7 @@ Future<Version> StagedTransaction::commit(Durability) {
     const auto map = map_.lock();
     if (!failed && map->refused) failed = map->refused;
     if (failed) {
-      for (const auto& [key, object] : state_->objects) map->owned.erase(key);
+      for (const auto& [key, object] : state_->objects) STOKER_CHECK(map->owned.erase(key) == 1);
     }
   }
   if (failed) return *failed;

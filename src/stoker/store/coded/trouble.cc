@@ -1,5 +1,6 @@
 #include "stoker/store/coded/trouble.h"
 
+#include "stoker/base/check.h"
 #include "stoker/base/log.h"
 
 namespace stoker::coded {
@@ -23,6 +24,7 @@ bool Trouble::met(const Error& error) {
 bool Trouble::over(const std::string& done) {
   if (!now_) return false;
   now_.reset();
+  STOKER_CHECK(times_ > 0);
   ended_ = std::chrono::steady_clock::now();
   const uint64_t times = std::exchange(times_, 0);
   if (!std::exchange(told_, false)) return false;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "stoker/base/check.h"
+
 namespace stoker::coded {
 namespace {
 
@@ -109,6 +111,7 @@ void Writer::run() {
   std::deque<Job> left;
   {
     const MutexLock lock(mutex_);
+    STOKER_CHECK(stopping_);
     left.swap(jobs_);
   }
   for (Job& job : left) job.done.complete(fail(Code::cancelled, "the store was closed meanwhile"));
@@ -121,7 +124,10 @@ void Writer::serve(std::vector<Request> batch) {
   }
   std::vector<CommitRequest> commits;
   commits.reserve(batch.size());
-  for (Request& request : batch) commits.push_back(std::move(request.commit));
+  for (Request& request : batch) {
+    STOKER_CHECK(request.commit.state && !request.work);
+    commits.push_back(std::move(request.commit));
+  }
   committer_.commit(std::move(commits));
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
 
 namespace stoker::coded {
@@ -63,6 +64,7 @@ Result<std::unique_ptr<WrongRows::Part>> WrongRows::begin() {
   STOKER_ASSIGN(part->memory, reader_.take_scratch(std::min(rows_, wrong_.size() - at_), shape_.n(),
                                                    "rebuilding a chunk of a coded store"));
   std::span<std::byte> blocks = part->memory->bytes.span();
+  STOKER_CHECK(part->memory->rows > 0 && part->memory->rows <= wrong_.size() - at_);
   for (size_t left = part->memory->rows; left > 0;) {
     size_t count = 1;
     while (count < left && wrong_[at_ + count] == wrong_[at_] + count) ++count;
@@ -85,6 +87,7 @@ Status WrongRows::finish(Part& part) {
     for (const RowsWanted& rows : part.rows) read_again(rows);
     return {};
   }
+  STOKER_CHECK(!writing_);
   writing_.emplace(part.memory, shards_);
   for (const RowsWanted& rows : part.rows) {
     pace_.spend(rows.blocks_read * kBlock);
