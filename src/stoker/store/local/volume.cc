@@ -29,7 +29,10 @@ Result<std::string> resolve(const std::string& path, const StoreOptions& options
   STOKER_ASSIGN(const auto status, look_at(path));
   if (std::filesystem::is_directory(status)) return path + "/" + kFileName;
   if (std::filesystem::exists(status)) return path;
-  if (!options.create || options.read_only) return fail(ENOENT, "there is no store at '{}'", path);
+  if (!options.create || options.read_only)
+    return fail(ENOENT,
+                "there is no store at '{}'; check the path, or make one with `stoker create`",
+                path);
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error) return fail(error.value(), "cannot make the folder '{}' for the store", path);
@@ -93,7 +96,9 @@ Status VolumeSet::open_one(const std::string& path, const StoreOptions& options,
   }
   const bool missing = in_files && !std::filesystem::exists(status);
   if (missing && (!options.create || options.read_only))
-    return fail(ENOENT, "there is no store at '{}'", path);
+    return fail(ENOENT,
+                "there is no store at '{}'; check the path, or make one with `stoker create`",
+                path);
   // A crash between making the file and giving it its size leaves an empty one.
   std::error_code error;
   const bool empty = in_files && std::filesystem::is_regular_file(status) &&

@@ -178,8 +178,9 @@ class S3Store::Reading : public std::enable_shared_from_this<Reading> {
   size_t left_at_start() const { return (into_.size + kRangeBytes - 1) / kRangeBytes; }
   Error replaced() const {
     return fail(Code::conflict, "'{}' in the {}{}", key_, store_.client_->where(),
-                tag_.empty() ? " was replaced while it was read; read it again"
-                             : " is another object than the one that was asked for");
+                tag_.empty()
+                    ? " was replaced while it was read; read it again"
+                    : " was replaced since it was looked up; look it up and read it again");
   }
   Error too_short() const {
     return fail(Code::invalid_argument, "bytes {} to {} are beyond the end of '{}' in the {}",
