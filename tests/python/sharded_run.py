@@ -308,6 +308,54 @@ def offload_load(tell, rank, world, store, run, steps=3, **options) -> None:
         opt.close()
 
 
+class Wide(torch.nn.Module):
+    """Its parameters are whole groups of 256 elements on 2 ranks. `odd`: but for one."""
+
+    def __init__(self, odd: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(2))
+        self.last = torch.nn.Linear(512, 300 if odd else 512)
+
+    def forward(self, values):
+        for layer in self.layers:
+            values = layer(values).relu()
+        return self.last(values)
+
+
+def shares_scales(tell, rank, world, store, run, steps=0, odd=False, memory=False) -> None:
+    """Opens a run with 8-bit moments at the checkpoint, trains it and saves it. `memory`: only
+    takes it into memory."""
+    torch.manual_seed(world)
+    model = Wide(odd).bfloat16()
+    if memory:
+        model = model.float()
+    for layer in (*model.layers, model) if world else ():
+        fully_shard(layer)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with stoker.Checkpoints(store) as ckpt:
+        if memory:
+            ckpt.restore(model=model, optimizer=opt)
+            state = [opt.state[param] for param in opt.param_groups[0]["params"]]
+            moments = {
+                f"{number} {key}": digest(entry[key])
+                for number, entry in enumerate(state)
+                for key in ("exp_avg", "exp_avg_sq")
+            }
+            return tell(digests=moments)
+        given = {"dram": "24MiB", "moments": "8bit", "checkpoints": ckpt, "restore": ckpt}
+        model, opt = stoker.offload(model, opt, store=str(run), **given)
+        for step in range(steps):
+            torch.manual_seed(step)
+            model(torch.randn(4, 512, dtype=torch.bfloat16)).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+        tell(digests=all_of(model, opt), step=opt.step_count)
+        if steps:
+            ckpt.save(opt.step_count, model=model, optimizer=opt).wait()
+        opt.close()
+    return None
+
+
 def in_memory_load(tell, rank, world, store, mesh=None) -> None:
     """Takes an offloaded run into models without a store: weights as bfloat16, all as float32."""
     found = {}

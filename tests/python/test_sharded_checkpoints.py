@@ -294,6 +294,30 @@ def test_moments_that_share_scales_go_to_as_many_ranks(tmp_path):
         sharded_run.offload_load(Alone(), 0, 0, run=tmp_path / "alone", **given)
 
 
+@pytest.mark.parametrize(("first", "then"), [(0, 2), (2, 1)])
+def test_groups_that_share_scales_go_whole_to_other_ranks(tmp_path, first, then):
+    """Codes and scales as they are, over the borders of cells; then training goes on."""
+    given = {"store": tmp_path / "ckpt"}
+    work = sharded_run.shares_scales
+    saved = offload(tmp_path, first, work, run=tmp_path / "run", steps=2, **given)
+    before = saved[0][0]["digests"]
+    for (line,) in offload(tmp_path, then, work, run=tmp_path / "again", **given):
+        assert line == {"digests": before, "step": 2}
+    for (line,) in offload(tmp_path, then, work, run=None, memory=True, **given):
+        assert line["digests"].items() <= before.items()
+
+
+def test_a_group_that_shares_a_scale_is_not_cut(tmp_path):
+    """The error says what to do; nothing was changed, and the same ranks restore it."""
+    given = {"store": tmp_path / "ckpt", "odd": True}
+    work = sharded_run.shares_scales
+    offload(tmp_path, 0, work, run=tmp_path / "run", steps=1, **given)
+    group = Group(tmp_path, 2, work, run=tmp_path / "again", **given)
+    for (line,) in group.finish():
+        assert line["error"] == "Mismatch" and "each 256 elements share a scale" in line["text"]
+        assert "with 1 ranks, as it was saved, or into memory" in line["text"]
+
+
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=SOAK), 1])
 def test_kill_9_of_a_rank_that_copies_its_step(tmp_path, victim):
     """The checkpoint before stands; the run goes on at the step that all ranks had named, and the

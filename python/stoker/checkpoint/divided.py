@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from stoker.checkpoint import planes, shards
+from stoker.checkpoint import planes, scaled, shards
+from stoker.checkpoint.manifest import Piece
 from stoker.checkpoint.reading import Reader, Wanted, wanted_of
-from stoker.checkpoint.rectangles import common
+from stoker.checkpoint.rectangles import Match, common
 from stoker.checkpoint.state import plain, row_major
 from stoker.checkpoint.workspace import Buffer
 from stoker.errors import Corruption, Mismatch
@@ -43,7 +45,7 @@ def places_in(blocks: list[Block]) -> dict[str, Any]:
 
 
 def _part_of(param: Param) -> shards.Rectangle:
-    if shards.is_sharded(param.tensor):
+    if shards.is_sharded(param.tensor):  # else its values may be in the store
         return shards.mine(param.name, param.tensor)
     return shards.Rectangle((0,) * len(param.size), tuple(param.size))
 
@@ -71,6 +73,7 @@ class _Held:
 
     share: dict[str, Any]
     unit: str
+    elements: int  # of the unit's planes
     dtype: str
     updated: bool
     shape: tuple[int, ...]
@@ -120,6 +123,7 @@ class Divided:
                     held = _Held(
                         share,
                         unit["name"],
+                        unit["elements"],
                         unit["dtype"],
                         unit["updated"],
                         *map(tuple, (shape, begin, size, stride)),
@@ -149,11 +153,29 @@ class Divided:
                         "was saved"
                     )
         if self._moments.group and not self._alike:
+            for param in (each for each in ours.values() if each.unit.updated):
+                self._check_groups(param)
+
+    def _check_groups(self, param: Param) -> None:
+        """Mismatch where elements that share a scale would come apart."""
+        try:
+            list(self._groups(param))
+        except scaled.Cut:
             raise Mismatch(
-                f'{where} holds moments="{self._moments.name}", whose elements share scales. They '
-                "cannot be divided among another number of ranks without loss. Restore it with "
-                f"{len(self._shares)} ranks, as it was saved"
-            )
+                f'{self._reader.where} holds moments="{self._moments.name}": each'
+                f" {self._moments.group} elements share a scale, and such a group of parameter"
+                f" {param.name} would lie on two of these ranks. Restore it with"
+                f" {len(self._shares)} ranks, as it was saved, or into memory by"
+                " ckpt.restore(model=, optimizer=), where moments become float32"
+            ) from None
+
+    def _groups(self, param: Param) -> Iterator[tuple[_Held, Match]]:
+        part = _part_of(param)
+        for each in self._held[param.name]:
+            theirs = each.begin, each.size, each.stride
+            ours = part.begin, param.size, param.stride
+            for match in scaled.whole_groups(self._moments, theirs, ours):
+                yield each, match
 
     # -- into a store ------------------------------------------------------------------------------
 
@@ -212,7 +234,9 @@ class Divided:
             for plane in "wrmv":
                 key = f"{plane}/{unit.name}"
                 if key in theirs:
-                    size = unit.elements * self._width(plane, unit)
+                    size = self._moments.plane_bytes(unit.elements)
+                    if plane in "wr":
+                        size = unit.elements * self._width(plane, unit)
                     found[key] = {"bytes": size, "chunk_bytes": theirs[key]["chunk_bytes"]}
         return found
 
@@ -224,9 +248,15 @@ class Divided:
 
     def _assembled(self, plane: str, unit: Unit, said: dict[str, Any]) -> torch.Tensor:
         """A plane of a unit, of what the ranks that saved had of it."""
-        width = self._width(plane, unit)
         held = torch.zeros(said["bytes"], dtype=torch.uint8, device="cpu")
         by_file: dict[str, list[Wanted]] = {}
+        if plane in "mv" and self._moments.group:
+            for param in unit.params:
+                self._want_groups(plane, param, held, by_file)
+            for file, wanted in by_file.items():
+                self._reader.copy(file, wanted)
+            return held
+        width = self._width(plane, unit)
         turned, taken = [], []
         for param in unit.params:
             if not param.numel:
@@ -266,6 +296,34 @@ class Divided:
     def _tensors(self) -> dict[str, Any]:
         return self._reader.tensors()
 
+    def _want_groups(self, plane: str, param: Param, held: torch.Tensor, by_file: dict) -> None:
+        """Codes and scales, where elements share scales."""
+        count = 0
+        for each, match in self._groups(param):
+            count += match.count
+            piece = self._piece(plane, each)
+            theirs, ours = (each.elements, each.offset), (param.unit.elements, param.offset)
+            for source, target in scaled.moves(self._moments, match, theirs, ours):
+                by_file.setdefault(piece.file, []).extend(
+                    Wanted(piece.offset + at, size, held.data_ptr() + to)
+                    for at, size, to in (
+                        (source.data_at, source.data_bytes, target.data_at),
+                        (source.scales_at, source.scales_bytes, target.scales_at),
+                    )
+                )
+        self._check_all_of(param, count)
+
+    def _piece(self, plane: str, held: _Held) -> Piece:
+        part = held.share["objects"][f"{plane}/{held.unit}"]["part"]
+        return self._reader.manifest.state[part]
+
+    def _check_all_of(self, param: Param, count: int) -> None:
+        if count != param.numel:
+            raise Corruption(
+                f"{self._reader.where} is not complete: its ranks hold {count} of the {param.numel}"
+                f" elements of parameter {param.name}; restore another step"
+            )
+
     def _want(self, plane: str, param: Param, into: torch.Tensor, by_file: dict) -> list:
         """What is to be copied once the files were read: (place, source)."""
         part, later, count = _part_of(param), [], 0
@@ -275,9 +333,7 @@ class Divided:
                 continue
             first, size = shared
             count += math.prod(size)
-            piece = self._reader.manifest.state[
-                each.share["objects"][f"{plane}/{each.unit}"]["part"]
-            ]
+            piece = self._piece(plane, each)
             at = piece.offset + each.offset * into.element_size()
             if row_major(list(each.size), list(each.stride)):
                 wanted = wanted_of(at, each.size, each.begin, part, into)
@@ -291,9 +347,5 @@ class Divided:
                 ]
                 later.append((cut(into, part.begin), cut(source, each.begin)))
             by_file.setdefault(piece.file, []).extend(wanted)
-        if count != param.numel:
-            raise Corruption(
-                f"{self._reader.where} is not complete: its ranks hold {count} of the {param.numel}"
-                f" elements of parameter {param.name}; restore another step"
-            )
+        self._check_all_of(param, count)
         return later

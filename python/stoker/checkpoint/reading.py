@@ -27,7 +27,7 @@ from stoker.checkpoint.manifest import (
     parse_table,
 )
 from stoker.checkpoint.parts import room
-from stoker.checkpoint.rectangles import common, runs
+from stoker.checkpoint.rectangles import matches, runs
 from stoker.checkpoint.state import parts_in
 from stoker.checkpoint.workspace import Buffer, Ring, Tier
 from stoker.errors import Corruption, InvalidArgument, IoError, Mismatch, NotFound, StokerError
@@ -520,26 +520,7 @@ def wanted_of(
 ) -> Iterator[Wanted]:
     """What a rectangle of a tensor has of another one, `part`, by runs that are together in both.
     The rectangle lies in a file, from `offset` on, in row-major order."""
-    shared = common(begin, shape, part.begin, part.size)
-    if shared is None:
-        return
-    first, size = shared
     width = into.element_size()
-    in_piece = [at - b for at, b in zip(first, begin)]
-    in_part = [at - b for at, b in zip(first, part.begin)]
-    # Both lists of runs cover the shared rectangle in row-major order; cut where either ends.
-    ours = runs(part.size, in_part, size)
-    mine = next(ours, None)
-    for theirs in runs(shape, in_piece, size):
-        done = 0
-        while done < theirs.count:
-            skipped = theirs.within + done - mine.within
-            count = min(theirs.count - done, mine.count - skipped)
-            yield Wanted(
-                offset + (theirs.at + done) * width,
-                count * width,
-                into.data_ptr() + (mine.at + skipped) * width,
-            )
-            done += count
-            if skipped + count == mine.count:
-                mine = next(ours, None)
+    for each in matches(begin, shape, part.begin, part.size):
+        at, size = into.data_ptr() + each.ours * width, each.count * width
+        yield Wanted(offset + each.theirs * width, size, at)

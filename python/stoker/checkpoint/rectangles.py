@@ -42,3 +42,34 @@ def common(
     end = [min(a + s, b + t) for a, s, b, t in zip(begin_a, size_a, begin_b, size_b)]
     size = [e - b for b, e in zip(begin, end)]
     return None if any(each <= 0 for each in size) else (begin, size)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Elements that two rectangles of one tensor share, one behind the other in both."""
+
+    theirs: int  # in the first, both in row-major order
+    ours: int  # in the second
+    count: int
+
+
+def matches(
+    begin_a: Sequence[int], size_a: Sequence[int], begin_b: Sequence[int], size_b: Sequence[int]
+) -> Iterator[Match]:
+    """All that they share, in rising order."""
+    shared = common(begin_a, size_a, begin_b, size_b)
+    if shared is None:
+        return
+    first, size = shared
+    # Both lists of runs cover the shared rectangle in row-major order; cut where either ends.
+    ours = runs(size_b, [at - b for at, b in zip(first, begin_b)], size)
+    mine = next(ours, None)
+    for theirs in runs(size_a, [at - b for at, b in zip(first, begin_a)], size):
+        done = 0
+        while done < theirs.count:
+            skipped = theirs.within + done - mine.within
+            count = min(theirs.count - done, mine.count - skipped)
+            yield Match(theirs.at + done, mine.at + skipped, count)
+            done += count
+            if skipped + count == mine.count:
+                mine = next(ours, None)
