@@ -322,38 +322,38 @@ class Wide(torch.nn.Module):
         return self.last(values)
 
 
-def shares_scales(tell, rank, world, store, run, steps=0, odd=False, memory=False) -> None:
-    """Opens a run with 8-bit moments at the checkpoint, trains it and saves it. `memory`: only
-    takes it into memory."""
-    torch.manual_seed(world)
-    model = Wide(odd).bfloat16()
-    if memory:
-        model = model.float()
+def wide(world: int, odd: bool):
+    model = Wide(odd)
     for layer in (*model.layers, model) if world else ():
         fully_shard(layer)
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def shares_scales(tell, rank, world, store, run, steps=0, odd=False) -> None:
+    """Opens a run with 8-bit moments at the checkpoint, trains it and saves it; or without steps
+    takes it into memory too."""
+    torch.manual_seed(world)
     with stoker.Checkpoints(store) as ckpt:
-        if memory:
-            ckpt.restore(model=model, optimizer=opt)
-            state = [opt.state[param] for param in opt.param_groups[0]["params"]]
-            moments = {
-                f"{number} {key}": digest(entry[key])
-                for number, entry in enumerate(state)
-                for key in ("exp_avg", "exp_avg_sq")
-            }
-            return tell(digests=moments)
+        model, opt = wide(world, odd)
         given = {"dram": "24MiB", "moments": "8bit", "checkpoints": ckpt, "restore": ckpt}
         model, opt = stoker.offload(model, opt, store=str(run), **given)
         for step in range(steps):
             torch.manual_seed(step)
-            model(torch.randn(4, 512, dtype=torch.bfloat16)).square().mean().backward()
+            model(torch.randn(4, 512)).square().mean().backward()
             opt.step()
             opt.zero_grad()
         tell(digests=all_of(model, opt), step=opt.step_count)
         if steps:
             ckpt.save(opt.step_count, model=model, optimizer=opt).wait()
         opt.close()
-    return None
+        if not steps:
+            model, opt = wide(world, odd)
+            ckpt.restore(model=model, optimizer=opt)
+            found = {name: digest(value) for name, value in model.state_dict().items()}
+            for number, param in enumerate(opt.param_groups[0]["params"]):
+                for key in ("exp_avg", "exp_avg_sq"):
+                    found[f"{number} {key}"] = digest(opt.state[param][key])
+            tell(memory=found)
 
 
 def in_memory_load(tell, rank, world, store, mesh=None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import signal
@@ -965,6 +966,78 @@ def test_sgd_goes_on_in_memory_with_what_was_attached(folder, tmp_path):
     assert found.extra["note"] == "x" and found.extra["scheduler"]["last_epoch"] == 1
     small_steps(again, plain, 2)
     torch.testing.assert_close(again.state_dict(), expected)
+
+
+class Parts(nn.Module):
+    """`unused` never gets a gradient, so its parameters have no state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 300), nn.Linear(300, 64, bias=False)
+        self.unused = nn.Linear(64, 64)
+
+    def forward(self, values):
+        return self.last(self.first(values).tanh())
+
+
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1),
+    "momentum": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, dampening=0.5),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=0.01, weight_decay=0.01),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.01),
+}
+
+
+def grouped(kind: str, seed: int):
+    """Three parameter groups, one of them empty."""
+    torch.manual_seed(seed)
+    model = Parts()
+    groups = [
+        {"params": [model.first.weight, model.first.bias, model.unused.weight]},
+        {"params": [], "lr": 0.5},
+        {"params": [model.last.weight, model.unused.bias], "lr": 0.02 * (seed + 1)},
+    ]
+    return model, OPTIMIZERS[kind](groups)
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_in_memory_gets_groups_and_state_back(folder, tmp_path, kind, offloads):
+    """With an empty group, and parameters that have no state."""
+
+    def steps(model, opt, numbers):
+        for step in numbers:
+            torch.manual_seed(step)
+            model(torch.randn(4, 64)).square().sum().backward()
+            opt.step()
+            opt.zero_grad()
+
+    model, opt = grouped(kind, 0)
+    again, theirs = grouped(kind, 1)
+    with checkpoints(folder) as ckpt:
+        if offloads:
+            given = {"store": tmp_path / "run", "dram": "64MiB", "checkpoints": ckpt}
+            model, opt = stoker.offload(model, opt, **given)
+        steps(model, opt, range(2))
+        saved = copied(model)
+        expected = copy.deepcopy(opt.state_dict(full=True) if offloads else opt.state_dict())
+        ckpt.save(2, model=model, optimizer=opt).wait()
+        if offloads:
+            opt.close()
+        ckpt.restore(model=again, optimizer=theirs)
+    assert_same(again, saved)
+    found = theirs.state_dict()
+    assert [group["lr"] for group in found["param_groups"]][1:] == [0.5, 0.02]
+    assert [group["params"] for group in found["param_groups"]] == [[0, 1, 2], [], [3, 4]]
+    stateful = {} if kind == "sgd" else {0, 1, 3}
+    assert found["state"].keys() == set(stateful)
+    for number, entry in found["state"].items():
+        for key, value in entry.items():
+            assert torch.equal(torch.as_tensor(expected["state"][number][key]), value), key
+    steps(again, theirs, range(2, 4))
+    if not offloads:
+        steps(model, opt, range(2, 4))
+        assert_same(again, copied(model))
 
 
 def test_a_checkpoint_of_a_run_in_memory_says_how_to_go_on(folder, tmp_path):

@@ -296,15 +296,14 @@ def test_moments_that_share_scales_go_to_as_many_ranks(tmp_path):
 
 @pytest.mark.parametrize(("first", "then"), [(0, 2), (2, 1)])
 def test_groups_that_share_scales_go_whole_to_other_ranks(tmp_path, first, then):
-    """Codes and scales as they are, over the borders of cells; then training goes on."""
+    """Codes and scales as they are, over the borders of cells; in memory they are decoded."""
     given = {"store": tmp_path / "ckpt"}
     work = sharded_run.shares_scales
     saved = offload(tmp_path, first, work, run=tmp_path / "run", steps=2, **given)
     before = saved[0][0]["digests"]
-    for (line,) in offload(tmp_path, then, work, run=tmp_path / "again", **given):
-        assert line == {"digests": before, "step": 2}
-    for (line,) in offload(tmp_path, then, work, run=None, memory=True, **given):
-        assert line["digests"].items() <= before.items()
+    for store, memory in offload(tmp_path, then, work, run=tmp_path / "again", **given):
+        assert store == {"digests": before, "step": 2}
+        assert memory["memory"].items() <= before.items()
 
 
 def test_a_group_that_shares_a_scale_is_not_cut(tmp_path):

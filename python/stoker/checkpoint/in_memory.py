@@ -86,6 +86,7 @@ class InMemory:
         ours = [
             [self._names[p] for p in group["params"] if p.requires_grad]
             for group in optimizer.param_groups
+            if group["params"]  # a run records no empty ones
         ]
         same = groups is None or ours == [list(map(plain, each)) for each in groups]
         if not same or len(self._groups) != len(ours):
@@ -182,10 +183,10 @@ class InMemory:
             for param, name in self._names.items()
             if name in of_param and param in numbers
         }
-        groups = [
-            {**said, "params": [numbers[param] for param in group["params"]]}
-            for said, group in zip(self._groups, self._optimizer.param_groups, strict=True)
-        ]
+        said, groups = iter(self._groups), []
+        for group in self._optimizer.param_groups:
+            settings = next(said) if group["params"] else group
+            groups.append({**settings, "params": [numbers[param] for param in group["params"]]})
         return {"state": state, "param_groups": groups}
 
     def _shared(
