@@ -99,9 +99,10 @@ class DirStore final : public Store {
   // write.cc
   Status begin_object(Staged& staged, uint64_t bytes);
   Status make_temporary(Staged& staged, uint64_t bytes);
-  bool take_spare(Staged& staged, uint64_t bytes);
+  void take_spare(Staged& staged, uint64_t bytes);
   Status clear_unwritten(Staged& staged) const;
   void sweep(const Fd& folder, const std::string& path);
+  void remove_dead(const Fd& folder) const;
   Status write_now(Staged& staged, FileId direct, uint64_t offset, Slice from, Priority priority);
   void ended(const StagedPtr& staged, const Status& status);
   Result<Version> commit_now(Staged& staged);

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <latch>
 #include <string>
+#include <thread>
 
 #include "stoker/store/blocking_io.h"
 #include "stoker/store/dir/spares.h"
@@ -21,14 +22,20 @@
 #include "stoker/testing/store_harness.h"
 
 static std::atomic<int> full_for{0};  // calls that find no room
+static std::atomic<int> full_says{ENOSPC};
+static std::atomic<bool> no_zero_range{false};
 
 // Stands before the C library's.
 extern "C" int fallocate64(int fd, int mode, off_t offset, off_t bytes) {
   using Function = int (*)(int, int, off_t, off_t);
   static const auto real = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "fallocate64"));
+  if (no_zero_range && mode != 0) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
   if (full_for.load() <= 0) return real(fd, mode, offset, bytes);
   --full_for;
-  errno = ENOSPC;
+  errno = full_says;
   return -1;
 }
 extern "C" int fallocate(int fd, int mode, off_t offset, off_t bytes) {
@@ -55,10 +62,10 @@ class DirStoreTest : public ::testing::TestWithParam<bool> {
     runtime_.reset();
     fs::remove_all(root_);
   }
-  void open(const StoreOptions& options = {.create = true}) {
+  void open(const StoreOptions& options = {.create = true}, uint64_t spare_bytes = 8 * kMiB) {
     store_.reset();
-    auto opened =
-        open_dir_store(root_ + "/in", runtime_->runtime(), options, {.openat2 = GetParam()});
+    auto opened = open_dir_store(root_ + "/in", runtime_->runtime(), options,
+                                 {.openat2 = GetParam(), .spare_bytes = spare_bytes});
     ASSERT_OK(opened);
     store_ = std::move(*opened);
   }
@@ -266,6 +273,26 @@ class DirSpares : public DirStoreTest {
     EXPECT_EQ(::stat(file(name).c_str(), &status), 0) << name;
     return status.st_ino;
   }
+  uint32_t mode_of(const std::string& name) const {
+    struct stat status {};
+    EXPECT_EQ(::stat(file(name).c_str(), &status), 0) << name;
+    return status.st_mode;
+  }
+  std::string spare() const {
+    for (const std::string& name : names()) {
+      if (name.starts_with(".stoker-")) return name;
+    }
+    return "";
+  }
+  // Not opened again: another number of the same open file.
+  int open_shared(const std::string& name) const {
+    for (const auto& each : fs::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      const auto path = fs::read_symlink(each.path(), gone);
+      if (!gone && path.filename() == name) return dup(std::stoi(each.path().filename()));
+    }
+    return -1;
+  }
   size_t spares() const {
     size_t found = 0;
     for (const auto& each : fs::directory_iterator(root_ + "/in"))
@@ -309,6 +336,126 @@ TEST_P(DirSpares, WhatNobodyWroteIsZeros) {
   ASSERT_OK(change->commit(Durability::durable).wait());
   EXPECT_EQ(inode("new"), old);
   EXPECT_EQ(read_all(*store_, "new"), expected);
+}
+
+TEST_P(DirSpares, WhatNobodyWroteIsZerosWhereTheFileSystemCannotSay) {
+  remove("m/old");
+  auto change = std::move(*store_->begin());
+  Bytes expected(kBytes), piece = pattern(100, 4);
+  ASSERT_OK(change->resize("new", kBytes));
+  ASSERT_OK(change->write("new", 5000, slice_of(piece)).wait());
+  std::copy(piece.begin(), piece.end(), expected.begin() + 5000);
+  no_zero_range = true;
+  const auto done = change->commit(Durability::durable).wait();
+  no_zero_range = false;
+  ASSERT_OK(done);
+  EXPECT_EQ(read_all(*store_, "new"), expected);
+}
+
+// The kernel tells by a signal that somebody opens what is looked at.
+TEST_P(DirSpares, WhoLooksAtASpareDoesNotEndTheProgram) {
+  std::atomic<bool> ends{false};
+  std::thread other([&] {
+    while (!ends) {
+      for (const std::string& name : names()) {
+        for (int i = 0; name.starts_with(".stoker-") && i < 5000; ++i) {
+          if (!Fd(::open(file(name).c_str(), O_RDONLY | O_NONBLOCK)) && errno == ENOENT) break;
+        }
+      }
+    }
+  });
+  for (int i = 0; i < 30; ++i) {
+    auto change = std::move(*store_->begin());
+    EXPECT_OK(change->resize("x", kBytes));
+    EXPECT_OK(change->commit(Durability::durable).wait());
+    remove("x");
+  }
+  ends = true;
+  other.join();
+}
+
+TEST_P(DirSpares, AnObjectBelongsToWhoWritesIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root gives files to others";
+  ASSERT_EQ(chmod(file("m/old").c_str(), 0666), 0);
+  remove("m/old");
+  EXPECT_EQ(mode_of(spare()) & ALLPERMS, 0600U) << "m may be a folder that nobody else reads";
+  EXPECT_OK(put("m/new", pattern(kBytes, 2)));
+  EXPECT_OK(put("fresh", pattern(1, 2)));
+  EXPECT_EQ(mode_of("m/new"), mode_of("fresh"));
+  ASSERT_EQ(chown(file("m/new").c_str(), 65534, 65534), 0);
+  remove("m/new");
+  EXPECT_OK(put("m/new", pattern(kBytes, 2)));
+  struct stat status {};
+  ASSERT_EQ(::stat(file("m/new").c_str(), &status), 0);
+  EXPECT_EQ(status.st_uid, 0U);
+  EXPECT_EQ(spares(), 0U);
+}
+
+TEST_P(DirSpares, WhatCannotBeKeptIsRemoved) {
+  const bool root = geteuid() == 0;
+  if (root) {
+    ASSERT_EQ(chmod(root_.c_str(), 0755), 0);
+    ASSERT_EQ(chown(file("m").c_str(), 65534, 65534), 0);
+    ASSERT_EQ(chown(file("m/old").c_str(), 65534, 65534), 0);
+    ASSERT_EQ(seteuid(65534), 0);  // root may do everything
+  } else {
+    ASSERT_EQ(chmod((root_ + "/in").c_str(), 0555), 0);
+  }
+  const auto removed = store_->remove({"m/old"});
+  ASSERT_EQ(seteuid(root ? 0 : geteuid()), 0);
+  ASSERT_EQ(chmod((root_ + "/in").c_str(), 0755), 0);
+  EXPECT_OK(removed);
+  EXPECT_TRUE(store_->list("")->empty());
+}
+
+TEST_P(DirSpares, AForkedChildHoldsNeitherTheLockNorTheSpace) {
+  remove("m/old");
+  const Fd shared(open_shared(spare()));  // as a child has it
+  ASSERT_TRUE(shared);
+  EXPECT_OK(put("m/new", pattern(kBytes, 2)));
+  const Fd object(::open(file("m/new").c_str(), O_RDONLY));
+  EXPECT_EQ(flock(object.get(), LOCK_SH | LOCK_NB), 0) << "copy() waits for it";
+}
+
+TEST_P(DirSpares, SparesOfAChildAreEmptied) {
+  remove("m/old");
+  const Fd shared(open_shared(spare()));
+  store_->keep_space(0);
+  struct stat status {};
+  ASSERT_EQ(fstat(shared.get(), &status), 0);
+  EXPECT_EQ(status.st_blocks, 0);
+}
+
+TEST_P(DirSpares, WhoFoundASpareKeepsIt) {
+  remove("m/old");
+  ASSERT_EQ(link(file(spare()).c_str(), (root_ + "/outside/kept").c_str()), 0);
+  EXPECT_OK(put("new", pattern(kBytes, 2)));
+  std::ifstream kept(root_ + "/outside/kept", std::ios::binary);
+  Bytes into(kBytes);
+  kept.read(reinterpret_cast<char*>(into.data()), kBytes);
+  EXPECT_EQ(into, pattern(kBytes, 1));
+}
+
+TEST_P(DirSpares, ManySmallOnesDoNotUseUpTheOpenFiles) {
+  open({}, 1);
+  store_->keep_space(kKept);
+  for (int i = 0; i < 140; ++i) EXPECT_OK(put("x" + std::to_string(i), pattern(100, 5)));
+  for (int i = 0; i < 140; ++i) remove("x" + std::to_string(i));
+  EXPECT_EQ(spares(), 128U);
+}
+
+TEST_P(DirSpares, AFullDiskHasRoomAgainWithoutThoseOfTheDead) {
+  for (const int says : {ENOSPC, EDQUOT}) {
+    EXPECT_OK(put("m/old", pattern(kBytes, 1)));
+    remove("m/old");
+    EXPECT_EQ(spares(), 1U);
+    write_file(file(".stoker-0123456789abcdef.tmp"), "left behind");
+    full_says = says;
+    full_for = 1;
+    EXPECT_OK(put("m/other", pattern(1000, 2)));
+    full_says = ENOSPC;
+    EXPECT_EQ(spares(), 0U);
+  }
 }
 
 TEST_P(DirSpares, BegunAnewItIsEmpty) {

@@ -8,16 +8,22 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
 #include "stoker/base/check.h"
+#include "stoker/base/log.h"
 #include "stoker/store/dir/beneath.h"
 
 namespace stoker::dir {
 namespace {
 
-// Nobody else has it open or mapped. A lease for writing is granted to the only one.
+constexpr size_t kMostFiles = 128;  // each is an open file
+
+// Nobody else has it open or mapped. A lease for writing is granted to the only one. The kernel
+// sends a signal when somebody opens the file meanwhile: SIGIO, unless told so, ends the program.
 bool alone(const Fd& file) {
+  if (fcntl(file.get(), F_SETSIG, SIGURG) != 0) return false;  // which is ignored
   if (fcntl(file.get(), F_SETLEASE, F_WRLCK) != 0) return false;
   return fcntl(file.get(), F_SETLEASE, F_UNLCK) == 0;
 }
@@ -30,7 +36,9 @@ bool spares_gain(const Fd& file) {
          (fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC);
 }
 
-bool Spares::fits(uint64_t bytes) const { return bytes <= limit_ && held_ <= limit_ - bytes; }
+bool Spares::fits(uint64_t bytes) const {
+  return bytes <= limit_ && held_ <= limit_ - bytes && spares_.size() < kMostFiles;
+}
 
 void Spares::keep(uint64_t bytes) {
   {
@@ -42,13 +50,19 @@ void Spares::keep(uint64_t bytes) {
 
 void Spares::keep_at_most(uint64_t bytes) {
   std::vector<Spare> gone;  // closed without the mutex: that gives the space back
-  const MutexLock lock(mutex_);
-  while (held_ > bytes) {
-    STOKER_CHECK(!spares_.empty() && held_ >= spares_.back().bytes);
-    gone.push_back(std::move(spares_.back()));
-    spares_.pop_back();
-    held_ -= gone.back().bytes;
-    unlinkat(folder_.get(), gone.back().name.c_str(), 0);
+  {
+    const MutexLock lock(mutex_);
+    while (held_ > bytes) {
+      STOKER_CHECK(!spares_.empty() && held_ >= spares_.back().bytes);
+      gone.push_back(std::move(spares_.back()));
+      spares_.pop_back();
+      held_ -= gone.back().bytes;
+    }
+  }
+  for (const Spare& each : gone) {  // emptied, as a forked child may have it open
+    if (is_ours(each) && ftruncate(each.file.get(), 0) != 0)
+      log().warn("cannot empty '{}'", each.name);
+    unlinkat(folder_.get(), each.name.c_str(), 0);
   }
 }
 
@@ -82,7 +96,8 @@ bool Spares::is_ours(const Spare& spare) const {
 }
 
 std::optional<Fd> Spares::add(Spare spare) {
-  if (is_ours(spare)) {
+  // Where it lies now, more people may look for it than where it was.
+  if (is_ours(spare) && fchmod(spare.file.get(), S_IRUSR | S_IWUSR) == 0) {
     const MutexLock lock(mutex_);
     if (fits(spare.bytes)) {
       held_ += spare.bytes;
@@ -108,7 +123,9 @@ std::optional<Spare> Spares::take(uint64_t bytes) {
   spares_.erase(nearest);
   STOKER_CHECK(held_ >= spare.bytes);
   held_ -= spare.bytes;
-  return spare;
+  if (is_ours(spare)) return spare;
+  unlinkat(folder_.get(), spare.name.c_str(), 0);  // somebody found it here
+  return {};
 }
 
 }  // namespace stoker::dir

@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +33,19 @@ constexpr size_t kFreeLaterMax = 4;
 using Kind = DirStep::Kind;
 
 constexpr OneObjectStore kStore = {"a dir: store"};
+
+int zero(int file, uint64_t begin, uint64_t end) {
+  const int done = fallocate(file, FALLOC_FL_ZERO_RANGE, static_cast<off_t>(begin),
+                             static_cast<off_t>(end - begin));
+  if (done == 0 || errno != EOPNOTSUPP) return done;  // without extents, ext4 has none
+  const std::vector<std::byte> zeros(kMiB);
+  for (ssize_t put = 0; begin < end; begin += static_cast<uint64_t>(put)) {
+    put = pwrite(file, zeros.data(), std::min<uint64_t>(zeros.size(), end - begin),
+                 static_cast<off_t>(begin));
+    if (put <= 0) return -1;
+  }
+  return 0;
+}
 
 bool no_such_flag(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
 
@@ -75,8 +89,9 @@ Status DirStore::begin_object(Staged& staged, uint64_t bytes) {
     return fallocate(staged.file.get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   };
   if (error == 0 && bytes > 0) error = reserve();
-  if (error == ENOSPC) {  // what was freed meanwhile counts as well
+  if (error == ENOSPC || error == EDQUOT) {  // what was freed meanwhile counts as well
     spares_.drop_all();
+    remove_dead(spares_.folder());  // spares as well
     wait_for_freed();
     error = reserve();
   }
@@ -110,7 +125,6 @@ Status DirStore::make_temporary(Staged& staged, uint64_t bytes) {
                   staged.key, root_.path(), S_ISDIR(there.st_mode) ? "a folder" : "no plain file");
     }
     sweep(staged.folder, staged.folder_path);
-    if (take_spare(staged, bytes)) return {};
     staged.name = make_own_name();
     Fd file(openat(staged.folder.get(), staged.name.c_str(),
                    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
@@ -125,26 +139,33 @@ Status DirStore::make_temporary(Staged& staged, uint64_t bytes) {
     if (fstat(file.get(), &status) == 0 && status.st_nlink == 0) continue;
     staged.file = std::move(file);
     step({.kind = Kind::create, .path = staged.path()});
+    take_spare(staged, bytes);
     return {};
   }
   return fail(Code::busy, "no temporary file can be made for '{}' in '{}'; try later", staged.key,
               root_.path());
 }
 
-// It is moved beside the object's place, which is a step as making a file is.
-bool DirStore::take_spare(Staged& staged, uint64_t bytes) {
+// It replaces the temporary file, and belongs to whom that belongs to: an old object may have been
+// somebody else's.
+void DirStore::take_spare(Staged& staged, uint64_t bytes) {
   auto spare = spares_.take(bytes);
-  if (!spare) return false;
-  if (renameat(spares_.folder().get(), spare->name.c_str(), staged.folder.get(),
-               spare->name.c_str()) != 0) {
+  if (!spare) return;
+  const int from = spare->file.get(), fresh = staged.file.get();
+  struct stat old {
+  }, made{};
+  const bool fits = fstat(from, &old) == 0 && fstat(fresh, &made) == 0 &&
+                    old.st_uid == made.st_uid && old.st_gid == made.st_gid &&
+                    flistxattr(from, nullptr, 0) == flistxattr(fresh, nullptr, 0) &&
+                    fchmod(from, made.st_mode & ALLPERMS) == 0;
+  if (!fits || renameat(spares_.folder().get(), spare->name.c_str(), staged.folder.get(),
+                        staged.name.c_str()) != 0) {
     unlinkat(spares_.folder().get(), spare->name.c_str(), 0);
-    return false;
+    return;
   }
   staged.file = std::move(spare->file);
-  staged.name = spare->name;
   staged.written.emplace();
   step({.kind = Kind::rename, .path = spare->name, .to = staged.path()});
-  return true;
 }
 
 // Temporary files whose writers are dead, once a folder.
@@ -153,6 +174,10 @@ void DirStore::sweep(const Fd& folder, const std::string& path) {
     MutexLock lock(swept_mutex_);
     if (!swept_.insert(path).second) return;
   }
+  remove_dead(folder);
+}
+
+void DirStore::remove_dead(const Fd& folder) const {
   const int again = openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(again < 0 ? nullptr : fdopendir(again),
                                                     closedir);
@@ -276,6 +301,8 @@ Result<Version> DirStore::commit_now(Staged& staged) {
     return status.error();
   }
   STOKER_CHECK(staged.direct < 0);
+  // A child that was forked meanwhile has the file open, and the lock would be its as well.
+  if (staged.file) flock(staged.file.get(), LOCK_UN);
   staged.file = Fd();
   return ++commits_;
 }
@@ -351,8 +378,7 @@ Status DirStore::clear_unwritten(Staged& staged) const {
   uint64_t at = 0;
   const auto clear = [&](uint64_t end) -> Status {
     if (end <= at) return {};
-    if (fallocate(staged.file.get(), FALLOC_FL_ZERO_RANGE, static_cast<off_t>(at),
-                  static_cast<off_t>(end - at)) != 0)
+    if (zero(staged.file.get(), at, end) != 0)
       return fail(errno, "cannot clear bytes {} to {} of '{}' in '{}'", at, end, staged.key,
                   root_.path());
     if (options_.steps)
@@ -434,15 +460,13 @@ Status DirStore::take_away(const Staged& staged, const std::optional<Spare>& spa
   const std::string name = split_key(staged.key).second;
   const int folder = staged.folder.get();
   DirStep gone{.kind = Kind::unlink, .path = staged.key};
-  int error = EXDEV;
-  if (!staged.folder) {
-    error = ENOENT;
-  } else if (spare) {
+  int error = staged.folder ? EXDEV : ENOENT;
+  if (staged.folder && spare) {
     gone = {.kind = Kind::rename, .path = staged.key, .to = spare->name};
     const int spares = spares_.folder().get();
     error = renameat(folder, name.c_str(), spares, spare->name.c_str()) == 0 ? 0 : errno;
   }
-  if (error == EXDEV) {  // or there is no spare
+  if (error != 0 && error != ENOENT) {  // or it cannot be a spare: the store's folder is full, say
     gone = {.kind = Kind::unlink, .path = staged.key};
     error = unlinkat(folder, name.c_str(), 0) == 0 ? 0 : errno;
   }
