@@ -19,11 +19,12 @@ SINCE ?=
 # What .venv gets is stripped; STRIP= keeps line tables there too, for gdb and perf.
 STRIP ?= --strip
 SANITIZERS ?= asan-ubsan tsan
-# Every C++ test runs under the address and undefined sanitizers. (Those that run bugs on purpose are not built there.) The
-# thread sanitizer leaves out tests without threads; those that take it more than five minutes run in `make soak`.
-WITHOUT_asan-ubsan := none
+# Every C++ test of the product runs under the address and undefined sanitizers. (Those that run bugs on purpose are not built
+# there.) The thread sanitizer leaves out tests without threads, and those that take it more than five minutes. `make soak` runs
+# what they leave out, the lab among it; but for tests without threads, which the thread sanitizer need not see.
+WITHOUT_asan-ubsan := curm_test|curm_kill_test|shards_test
 THREADLESS := classes_test|codec_test|optim_test
-WITHOUT_tsan := $(THREADLESS)|coded_test|coded_checker_test|remote_test|curm_test|curm_kill_test|shards_test
+WITHOUT_tsan := $(THREADLESS)|coded_test|coded_checker_test|remote_test|$(WITHOUT_asan-ubsan)
 
 # ccache then serves every checkout of this repository from one cache.
 export CCACHE_BASEDIR := $(CURDIR)
@@ -65,11 +66,12 @@ test: build-tests  ## the C++ tests, then the Python tests
 	ctest --preset release -j $(JOBS) --timeout 600
 	.venv/bin/python -m pytest -q -n $(WORKERS) --dist worksteal tests
 
-soak: build-tests  ## the long forms: replayed crashes, kill -9 at random moments, all of the thread sanitizer
+soak: build-tests  ## the long forms: replayed crashes, kill -9 at random moments, all under the sanitizers
 	$(RELEASE)/tests/crash/stoker_replay_test --soak
 	$(RELEASE)/tests/crash/stoker_coded_checker_test --soak
 	$(RELEASE)/tests/crash/stoker_curm_kill_test --soak
 	.venv/bin/python -m pytest -q -m soak tests
+	tools/sanitize.sh asan-ubsan $(JOBS) none 3600
 	tools/sanitize.sh tsan $(JOBS) "$(THREADLESS)" 3600
 
 bench: build-tests $(BENCH)  ## stoker bench io (beside busy cores too), plain files, codec, offload and plan, kernels; JSON to bench/results
