@@ -24,9 +24,10 @@ class Background {
         scrubber_(scrubber),
         paces_(paces) {}
 
-  // Both: false: there is nothing to do, or not yet.
-  bool step(bool idle);
-  bool relieve_log();
+  // Both: false: there is nothing to do, or not yet. `logged`: bytes in each log, by the batch that
+  // it follows.
+  bool step(bool idle, uint64_t logged);
+  bool relieve_log(uint64_t logged);
 
  private:
   // beside commits: what keeps it from folding is told once

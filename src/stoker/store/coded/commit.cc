@@ -570,7 +570,7 @@ Status Committer::make_room(size_t bytes) {
   bool again = false;
   for (;;) {
     if (logs_.fits(bytes)) return {};
-    const auto done = folder_.step({kFoldAtOnce});
+    const auto done = folder_.step({.stripes = kFoldAtOnce, .oldest = true});
     if (!done && done.error().code != Code::over_budget) return done.error();
     const size_t folded = done ? *done : 0;
     {

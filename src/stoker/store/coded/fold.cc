@@ -12,6 +12,7 @@ namespace {
 
 constexpr Version kStillRewritten = 1024;  // commits since a stripe was updated
 constexpr uint64_t kShareOfTheCap = 8;     // an eighth of it, in a step
+constexpr uint64_t kShareOfTheLog = 4;     // a quarter of its commits count as the oldest
 
 }  // namespace
 
@@ -87,17 +88,17 @@ Status Folding::choose(const FoldBounds& bounds) {
   }
   std::stable_sort(first.begin(), first.end(),
                    [](const Old& a, const Old& b) { return a.stamp < b.stamp; });
-  size_t rows_left = std::min(
-      bounds.rows,
-      std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes())));
+  if (bounds.oldest && !first.empty()) bound_by_age(number_of(first.front().stamp));
+  size_t rows_left = std::min(bounds.rows, rows_of_a_frame());
   std::vector<StripePtr> chosen;
   {
     const auto map = parts_.map.lock();
     size_t rows = 0;
     for (const Old& old : first) {
-      if (chosen.size() == bounds.stripes || rows >= rows_left) break;
+      if (chosen.size() == bounds.stripes || rows >= rows_left || !waited(number_of(old.stamp)))
+        break;
       chosen.push_back(old.stripe);
-      rows += newer_rows(*old.stripe);
+      rows += waiting_rows(*old.stripe);
       if (!old.stripe->headers) parts_.logs.count_moved(shape_.n() * header_bytes(shape_));
     }
   }
@@ -118,12 +119,25 @@ Status Folding::choose(const FoldBounds& bounds) {
   return {};
 }
 
+void Folding::bound_by_age(Version oldest) {
+  const Version newest = parts_.map.lock()->version;
+  STOKER_CHECK(oldest <= newest);
+  until_ = oldest + (newest - oldest) / kShareOfTheLog;
+}
+
+// Whose parity one frame can stage.
+size_t Folding::rows_of_a_frame() const {
+  return std::max<size_t>(1, shape_.segment_bytes / 4 / (kBlock + 8 + shape_.parity_entry_bytes()));
+}
+
 // With the map locked.
-size_t Folding::newer_rows(const Stripe& stripe) const {
+size_t Folding::waiting_rows(const Stripe& stripe) const {
   size_t rows = 0;
   size_t last = SIZE_MAX;
-  for (const auto& [block, newer] : stripe.overlay)
-    rows += std::exchange(last, block / shape_.k) != block / shape_.k ? 1 : 0;
+  for (const auto& [block, newer] : stripe.overlay) {
+    if (waited(number_of(newer.val->stamp)))
+      rows += std::exchange(last, block / shape_.k) != block / shape_.k ? 1 : 0;
+  }
   return rows;
 }
 
@@ -142,14 +156,18 @@ void Folding::add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_
 
 void Folding::add_rows(const StripePtr& stripe, Overlay::const_iterator at,
                        Overlay::const_iterator end, size_t& rows_left) {
-  for (; at != end && rows_left > 0; --rows_left) {
+  while (at != end && rows_left > 0) {
     const size_t row = at->first / shape_.k;
     uint32_t dirty = 0;
     std::vector<Stripe::Newer> newer;
+    bool waits = false;
     for (; at != end && at->first / shape_.k == row; ++at) {
       dirty |= uint32_t{1} << at->first % shape_.k;
       newer.push_back(at->second);
+      waits = waits || waited(number_of(at->second.val->stamp));
     }
+    if (!waits) continue;
+    --rows_left;
     const bool goes_on = !groups_.empty() && groups_.back().stripe == stripe &&
                          groups_.back().first + groups_.back().count == row &&
                          groups_.back().dirty == dirty;

@@ -19,7 +19,8 @@ namespace stoker::coded {
 struct FoldBounds {
   size_t stripes;
   size_t rows = SIZE_MAX;
-  bool spare = false;  // what is still rewritten stays in the log
+  bool spare = false;   // what is still rewritten stays in the log
+  bool oldest = false;  // only rows that have waited longest: the oldest segments come free first
 };
 inline constexpr size_t kRowsAStep = 64;  // folded in a step that a commit may find before it
 

@@ -43,9 +43,12 @@ class Folding {
 
  private:
   Status choose(const FoldBounds& bounds);
-  size_t newer_rows(const Stripe& stripe) const;
-  void add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left);
   using Overlay = std::map<size_t, Stripe::Newer>;
+  void bound_by_age(Version oldest);
+  size_t rows_of_a_frame() const;
+  bool waited(Version number) const { return number <= until_; }
+  size_t waiting_rows(const Stripe& stripe) const;
+  void add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left);
   void add_rows(const StripePtr& stripe, Overlay::const_iterator at, Overlay::const_iterator end,
                 size_t& rows_left);
   Status take_memory();
@@ -71,6 +74,7 @@ class Folding {
   const FoldParts& parts_;
   const Shape& shape_;
   std::vector<SegmentRef>& stand_ins_;
+  Version until_ = UINT64_MAX;  // rows of which all is newer stay in the log
   std::vector<StripePtr> stripes_;
   std::vector<Group> groups_;
   std::map<uint64_t, uint64_t> ids_;      // of the folds, by stripe

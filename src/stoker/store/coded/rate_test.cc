@@ -352,7 +352,7 @@ TEST(CodedRate, FoldsBesideCommitsKeepToIt) {
   }
   const uint64_t first = run.store().health().folds;
   EXPECT_LE(first, 8U);
-  use(30);
+  use(10);
   EXPECT_EQ(run.store().health().folds, first);
   EXPECT_EQ(run.store().health().awaited_folds, 0U);
   // an image of the table may come before it

@@ -34,7 +34,7 @@ class CodedTurn : public ::testing::Test {
   static constexpr size_t kStripe = 6 * kChunk;
   static constexpr size_t kStripes = 12;
 
-  CodedTurn() : world_(options(clock_)) {}
+  explicit CodedTurn(bool background = false) : world_(options(clock_, background)) {}
   void open(const std::vector<std::string>& replaced = {}) {
     store_.reset();
     StoreOptions made;
@@ -81,13 +81,27 @@ class CodedTurn : public ::testing::Test {
     EXPECT_NE(moved(), done) << "no step";
     return since(before);
   }
+  // A commit of so many writes of two blocks each, of any row and stripe.
+  void update_many(uint64_t nth, size_t writes) {
+    const uint64_t places = content_.size() / kBlock - 1;
+    Bytes from = pattern(2 * kBlock, nth);
+    auto change = std::move(*store_->begin());
+    for (size_t i = 0; i < writes; ++i) {
+      const uint64_t at = (nth * writes + i) * 7919 % places * kBlock;
+      ASSERT_OK(change->write("a", at, slice_of(from)).wait());
+      std::memcpy(content_.data() + at, from.data(), from.size());
+    }
+    ASSERT_OK(change->commit(Durability::durable).wait());
+  }
   CodedStore& store() { return *store_; }
   CodedWorld& world() { return world_; }
+  const Bytes& content() const { return content_; }
 
  private:
-  static CodedWorldOptions options(VirtualClock& clock) {
+  static CodedWorldOptions options(VirtualClock& clock, bool background) {
     clock.advance_to(1'000'000'000);
     CodedWorldOptions options = quiet(6, 3);
+    options.background = background;
     options.clock = &clock;
     options.latency_ns = 1'000'000;
     options.fold_rate = options.repair_rate = 1024;
@@ -147,6 +161,33 @@ TEST_F(CodedTurn, ACommitThatFindsTheLogFullWaitsForWhatItNeeds) {
   }
   EXPECT_GT(waited, 0U);
   EXPECT_LE(longest.us(kDisks), kCommitUs) << longest.transfers << " " << longest.bytes;
+}
+
+// The clock stands still, so the rate lets nothing go on but what each batch has to wait for.
+class CodedTurnBeside : public CodedTurn {
+ protected:
+  CodedTurnBeside() : CodedTurn(true) {}
+};
+
+// Many commits, each of a few or of many blocks, by one who waits for each: what is folded beside
+// them keeps room in the log, a step behind each commit.
+TEST_F(CodedTurnBeside, NoCommitWaitsForMoreThanAStepOfAFold) {
+  fill();
+  Turn longest;
+  uint64_t most = 0;
+  for (uint64_t i = 0; i < 150; ++i) {
+    const uint64_t folds = store().health().folds;
+    const Turn before = now();
+    ASSERT_NO_FATAL_FAILURE(update_many(i, i % 20 == 0 ? 32 : 16));
+    const Turn turn = since(before);
+    if (turn.us(kDisks) > longest.us(kDisks)) longest = turn;
+    most = std::max(most, store().health().folds - folds);
+  }
+  EXPECT_GT(store().health().folds, 0U);
+  EXPECT_EQ(store().health().awaited_folds, 0U);
+  EXPECT_LE(most, 2 * kStripes) << "stripes of the step before it, and of its own";
+  EXPECT_LE(longest.us(kDisks), 2 * kStepUs + kStepUs) << longest.transfers << " " << longest.bytes;
+  EXPECT_EQ(read_all(store(), "a"), content());
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ void Writer::run() {
     std::vector<Request> batch;
     std::optional<Job> job;
     bool idle = false;
+    uint64_t bytes = 0;  // in each log
     {
       MutexLock lock(mutex_);
       const auto called = [this]() REQUIRES(mutex_) { return stopping_ || !queue_.empty(); };
@@ -75,7 +76,6 @@ void Writer::run() {
         queued_.wait(lock, ready);
       }
       if (queue_.empty() && stopping_) break;
-      uint64_t bytes = 0;
       while (!queue_.empty()) {
         Request& next = queue_.front();
         if (!next.commit.state && !batch.empty()) break;
@@ -100,12 +100,12 @@ void Writer::run() {
     };
     if (job) {
       work_on(*job);
-      if (by_itself_) background_.relieve_log();
+      if (by_itself_) background_.relieve_log(bytes);
     } else if (idle) {
-      while (!waits() && background_.step(true)) {
+      while (!waits() && background_.step(true, 0)) {
       }
     } else if (by_itself_) {
-      background_.step(false);
+      background_.step(false, bytes);
     }
   }
   std::deque<Job> left;
