@@ -16,9 +16,9 @@ constexpr size_t kLargePage = 2 * kMiB;
 }  // namespace
 
 AlignedBytes::AlignedBytes(size_t bytes, size_t alignment)
-    : size_(align_up(bytes, alignment)),
-      data_(static_cast<std::byte*>(std::aligned_alloc(alignment, size_)), Free{size_}) {
-  STOKER_CHECK(data_ != nullptr || size_ == 0);
+    : data_(static_cast<std::byte*>(std::aligned_alloc(alignment, align_up(bytes, alignment))),
+            Free{align_up(bytes, alignment)}) {
+  STOKER_CHECK(data_ != nullptr || bytes == 0);
 }
 
 AlignedBytes AlignedBytes::faulted(size_t bytes) {

@@ -24,12 +24,13 @@ class AlignedBytes {
   // into others stops at each for the kernel to find it.
   static AlignedBytes faulted(size_t bytes);
   std::byte* data() const { return data_.get(); }
-  size_t size() const { return size_; }
-  Slice slice() const { return {data_.get(), size_, kLosableHeap}; }
-  std::span<std::byte> span() const { return {data_.get(), size_}; }
+  // 0 once it was moved from.
+  size_t size() const { return data_ ? data_.get_deleter().size : 0; }
+  Slice slice() const { return {data_.get(), size(), kLosableHeap}; }
+  std::span<std::byte> span() const { return {data_.get(), size()}; }
   // A transfer of some of it was given up (memory/lost.h): what it holds may change at any later
   // time.
-  bool lost() const { return is_lost(data_.get(), size_); }
+  bool lost() const { return is_lost(data_.get(), size()); }
 
  private:
   struct Free {
@@ -41,7 +42,6 @@ class AlignedBytes {
     }
   };
   AlignedBytes(size_t bytes, size_t alignment);
-  size_t size_ = 0;
   std::unique_ptr<std::byte, Free> data_;
 };
 

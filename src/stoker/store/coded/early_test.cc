@@ -105,6 +105,30 @@ TEST(CodedEarlyWaits, ALargeStripeIsOnItsWayBeforeItsCommit) {
   EXPECT_EQ(read_all(*store, "a"), content);
 }
 
+// In memory that a read has left, of whole large pages.
+TEST(CodedEarlyWaits, AStripeOfOddChunksIsOnItsWayBeforeItsCommitToo) {
+  constexpr uint32_t kOdd = 3 * kMiB;
+  CodedWorld world(quiet(2, 1));
+  auto store = std::move(*world.open_small(false, kOdd));
+  const Bytes first = put(*store, "a", size_t{2} * kOdd, 1);
+  EXPECT_EQ(read_all(*store, "a"), first);
+  for (uint64_t i = 0; i < 2; ++i) {
+    Bytes into(kOdd);
+    ASSERT_OK(store->read("a", i * kOdd, slice_of(into), {}).wait());
+  }
+  Bytes content = pattern(size_t{2} * kOdd, 2);
+  const IoCounters& counters = world.runtime().loop().counters();
+  const uint64_t before = counters.written_bytes.get();
+  auto change = std::move(*store->begin());
+  ASSERT_OK(change->resize("b", content.size()));
+  ASSERT_OK(change->write("b", 0, slice_of(content)).wait());
+  for (int i = 0; i < 5000 && counters.written_bytes.get() < before + uint64_t{3} * kOdd; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(counters.written_bytes.get() - before, uint64_t{3} * kOdd);
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  EXPECT_EQ(read_all(*store, "b"), content);
+}
+
 // The first read of an object brings the headers of the stripes that come next.
 TEST(CodedHeadersAhead, AReaderThatGoesOnFindsThem) {
   constexpr size_t kStripes = 8, kChunks = 4, kAll = 6;

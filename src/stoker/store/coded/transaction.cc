@@ -188,6 +188,8 @@ Status StagedTransaction::write_locked(std::string_view key, StagedObject& objec
     const size_t piece = std::min<uint64_t>(kBlock - at % kBlock, from.size - moved);
     STOKER_ASSIGN(StagedStripe * stripe, stage_stripe(object, index));
     const size_t before = stripe->blocks;
+    if (at % shape.chunk_bytes == 0 && from.size - moved >= shape.chunk_bytes)
+      stage_chunk(*stripe, in_stripe / shape.chunk_bytes, true);
     if (const Status staged =
             stage_block(object, *stripe, index, in_stripe, from.sub(moved, piece), priority);
         !staged)
@@ -261,7 +263,9 @@ void StagedTransaction::start_early(StagedStripe& stripe) {
   if (!grant) return;
   STOKER_CHECK(stripe.fresh && !stripe.early && stripe.chunks.size() == shape_.k);
   std::vector<Slice> data;
-  for (const auto& [position, chunk] : stripe.chunks) data.push_back(chunk.bytes.slice());
+  // a piece that was used before may be larger
+  for (const auto& [position, chunk] : stripe.chunks)
+    data.push_back(chunk.bytes.slice().sub(0, shape_.chunk_bytes));
   uint64_t epoch = 0;
   uint32_t positions = 0;
   {
@@ -276,6 +280,16 @@ void StagedTransaction::start_early(StagedStripe& stripe) {
       std::move(data), positions, epoch, std::move(*grant));
 }
 
+// `whole`: all of it is about to come.
+StagedChunk& StagedTransaction::stage_chunk(StagedStripe& stripe, size_t position, bool whole) {
+  StagedChunk& chunk = stripe.chunks[position];
+  if (!chunk.rows.empty()) return chunk;
+  chunk.bytes =
+      whole ? parts_.spare.take(shape_.chunk_bytes) : parts_.spare.take_sparse(shape_.chunk_bytes);
+  chunk.rows.resize(shape_.rows());
+  return chunk;
+}
+
 // At most one block. A part of one is merged with what was there.
 Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& stripe,
                                       size_t index, uint64_t in_stripe, Slice from,
@@ -283,11 +297,7 @@ Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& 
   const Shape& shape = shape_;
   STOKER_CHECK(in_stripe < shape.stripe_bytes() && in_stripe % kBlock + from.size <= kBlock);
   stripe.early.reset();  // it has what is about to change
-  StagedChunk& chunk = stripe.chunks[in_stripe / shape.chunk_bytes];
-  if (chunk.rows.empty()) {
-    chunk.bytes = parts_.spare.take_sparse(shape.chunk_bytes);
-    chunk.rows.resize(shape.rows());
-  }
+  StagedChunk& chunk = stage_chunk(stripe, in_stripe / shape.chunk_bytes, false);
   const size_t in_chunk = in_stripe % shape.chunk_bytes;
   const size_t row = in_chunk / kBlock;
   std::byte* block = chunk.bytes.data() + row * kBlock;

@@ -62,6 +62,7 @@ class StagedTransaction final : public Transaction {
                      size_t bytes, Priority priority);
   void start_full(StagedObject& object, uint64_t offset, size_t bytes);
   void start_early(StagedStripe& stripe);
+  StagedChunk& stage_chunk(StagedStripe& stripe, size_t position, bool whole);
   Status stage_block(const StagedObject& object, StagedStripe& stripe, size_t index,
                      uint64_t in_stripe, Slice from, Priority priority);
   Status old_block(const StagedObject& object, const StagedStripe& stripe, size_t index,
