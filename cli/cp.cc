@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdio>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "command.h"
+#include "pieces.h"
 #include "stoker/base/bytes.h"
 #include "stoker/base/crc32c.h"
 #include "stoker/base/mutex.h"
@@ -21,7 +21,6 @@
 namespace stoker::cli {
 namespace {
 
-constexpr uint64_t kPieceBytes = 8 * kMiB;
 constexpr size_t kPieces = 4;  // of an object under way at once
 constexpr size_t kThreadsMax = 64;
 
@@ -36,44 +35,14 @@ struct Counts {
   std::atomic<uint64_t> objects{0}, bytes{0}, kept{0}, failed{0};
 };
 
-// Reads an object piece by piece, some ahead, and hands each over in order.
-template <typename Use>
-Status each_piece(Store& store, const ObjectInfo& object, std::vector<AlignedBytes>& memory,
-                  Use use) {
-  std::array<Future<void>, kPieces> reads;
-  const uint64_t count = (object.bytes + kPieceBytes - 1) / kPieceBytes;
-  const auto slice = [&](uint64_t piece) {
-    return memory[piece % kPieces].slice().sub(
-        0, std::min(kPieceBytes, object.bytes - piece * kPieceBytes));
-  };
-  const auto begin = [&](uint64_t piece) {
-    reads[piece % kPieces] =
-        store.read(object.key, piece * kPieceBytes, slice(piece), {.priority = Priority::prefetch});
-  };
-  for (uint64_t piece = 0; piece < std::min<uint64_t>(count, kPieces - 1); ++piece) begin(piece);
-  Status status;
-  for (uint64_t piece = 0; piece < count; ++piece) {
-    // Whatever happens, no read is left behind that still writes into the memory.
-    const Status read = reads[piece % kPieces].wait();
-    if (status) status = read;
-    if (status) status = use(piece * kPieceBytes, slice(piece));
-    if (piece + kPieces - 1 < count) {
-      if (status)
-        begin(piece + kPieces - 1);
-      else
-        reads[(piece + kPieces - 1) % kPieces] = Status();
-    }
-  }
-  return status;
-}
-
 Result<uint32_t> checksum(Store& store, const ObjectInfo& object,
                           std::vector<AlignedBytes>& memory) {
   uint32_t crc = 0;
-  STOKER_TRY(each_piece(store, object, memory, [&crc](uint64_t, Slice piece) {
-    crc = crc32c(piece.data, piece.size, crc);
-    return Status();
-  }));
+  STOKER_TRY(each_piece(store, object, {.priority = Priority::prefetch}, memory,
+                        [&crc](uint64_t, Slice piece) {
+                          crc = crc32c(piece.data, piece.size, crc);
+                          return Status();
+                        }));
   return crc;
 }
 
@@ -140,11 +109,12 @@ class Copy {
     if (there && to_.features().update) STOKER_TRY(change->remove(object.key));
     STOKER_TRY(change->resize(object.key, object.bytes, object.chunk_bytes));
     uint32_t crc = 0;
-    STOKER_TRY(each_piece(from_, object, memory, [&](uint64_t at, Slice piece) {
-      crc = crc32c(piece.data, piece.size, crc);
-      seen_bytes_ += piece.size;
-      return change->write(object.key, at, piece).wait();
-    }));
+    STOKER_TRY(each_piece(from_, object, {.priority = Priority::prefetch}, memory,
+                          [&](uint64_t at, Slice piece) {
+                            crc = crc32c(piece.data, piece.size, crc);
+                            seen_bytes_ += piece.size;
+                            return change->write(object.key, at, piece).wait();
+                          }));
     const auto now = from_.stat(object.key);
     if (!now || now->tag != object.tag)
       return fail(Code::conflict,

@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
-#include <memory>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "command.h"
+#include "pieces.h"
 #include "stoker/base/bytes.h"
 #include "stoker/store/folder.h"
 #include "stoker/store/runtime.h"
@@ -23,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kPieceBytes = 8 * kMiB;
+constexpr size_t kPieces = 4;  // in memory: one is written while the others are read
 
 struct ExportArguments {
   std::string store, key, target, snapshot;
@@ -86,14 +85,11 @@ Status export_object(Store& store, const ObjectInfo& object, const std::string& 
   std::string temporary;
   const int fd = make_temporary(path, temporary);
   if (fd < 0) return file_error(path);
-  const std::unique_ptr<std::byte, void (*)(void*)> piece(
-      static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
-  Status status;
-  for (uint64_t at = 0; status && at < object.bytes; at += kPieceBytes) {
-    const size_t bytes = std::min<uint64_t>(kPieceBytes, object.bytes - at);
-    status = store.read(object.key, at, {piece.get(), bytes, -1}, {.snapshot = snapshot}).wait();
-    if (status) status = write_all(fd, piece.get(), bytes, path);
-  }
+  std::vector<AlignedBytes> memory;
+  for (size_t i = 0; i < kPieces; ++i) memory.emplace_back(kPieceBytes);
+  Status status = each_piece(
+      store, object, {.snapshot = snapshot}, memory,
+      [&](uint64_t, Slice piece) { return write_all(fd, piece.data, piece.size, path); });
   if (status) status = still_the_same(store, object, snapshot);
   if (status && fdatasync(fd) != 0) status = file_error(path);
   if (close(fd) != 0 && status) status = file_error(path);
