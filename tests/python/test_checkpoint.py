@@ -22,7 +22,8 @@ from checkpoint_run import made, train
 from faults import ONE_THREAD
 from stoker import errors
 from stoker.checkpoint import Edited, parts
-from stoker.checkpoint.pace import Pace
+from stoker.checkpoint import pace as pace_module
+from stoker.checkpoint.pace import COPY_SHARE, Pace, Rests
 from stoker.ckpt import cli as ckpt_cli
 
 HERE = Path(__file__).parent
@@ -323,6 +324,78 @@ def test_auto_follows_cost_and_failures():
     assert not pace.due(120.0) and pace.due(122.0)
     pace.persist = 500.0  # never before the one before is on the disk
     assert not pace.due(499.0)
+
+
+class Watch:
+    """A clock, and an event that nobody sets: to wait for it takes that long."""
+
+    def __init__(self):
+        self.now, self.rested, self.hurry = 0.0, 0.0, False
+
+    def __call__(self):
+        return self.now
+
+    def wait(self, seconds):
+        if not self.hurry:
+            self.now, self.rested = self.now + seconds, self.rested + seconds
+
+
+def copied_with(watch, interval, chunks=10, hurries_at=None):
+    """A copy whose chunks take a second each."""
+    rests = Rests(chunks, interval, watch, watch)
+    for chunk in range(chunks):
+        watch.hurry = chunk == hurries_at or watch.hurry
+        watch.now += 1.0
+        rests.after(1)
+    assert rests.worked == chunks
+    return watch
+
+
+def test_a_copy_works_its_share_of_the_time_and_no_longer_than_half_an_interval():
+    polite = 10 / COPY_SHARE
+    assert copied_with(Watch(), None).now == pytest.approx(polite)
+    assert copied_with(Watch(), 10 * polite).now == pytest.approx(polite)
+    assert copied_with(Watch(), 60.0).now == pytest.approx(30.0)
+    assert copied_with(Watch(), 15.0).rested == 0.0  # it would not be done in time
+    assert copied_with(Watch(), None, hurries_at=5).now == pytest.approx(polite / 2 + 5)
+
+
+def test_a_pace_knows_the_time_between_saves():
+    pace = Pace(failures_every=7200)
+    pace.saved(3.0, cost=1.0)
+    assert pace.between is None
+    pace.saved(10.0, cost=1.0)
+    assert pace.between == 7.0
+
+
+@pytest.mark.parametrize("waits", ["handle", "save", "close", "optimizer"])
+def test_the_copy_of_an_offloaded_run_rests_until_somebody_waits(
+    folder, tmp_path, monkeypatch, waits
+):
+    """One chunk of rest would take longer than this test may."""
+    monkeypatch.setattr(pace_module, "COPY_SHARE", 1e-9)
+    with checkpoints(folder) as ckpt:
+        model, opt = stoker.offload(*made(), store=tmp_path / "run", dram="64MiB", checkpoints=ckpt)
+        train(model, opt, 0)
+        handle = ckpt.save(1, model=model, optimizer=opt)
+        train(model, opt, 1)
+        assert not handle.done() and not handle.hurry.is_set()
+        if waits == "handle":
+            handle.wait(timeout=60)
+        elif waits == "save":
+            ckpt.save(2, model=model, optimizer=opt)
+        elif waits == "close":
+            ckpt.close()
+        opt.close()
+        assert handle.event("durable").wait(60) and handle.hurry.is_set()
+
+
+def test_a_save_of_state_in_memory_never_rests(folder, monkeypatch):
+    monkeypatch.setattr(pace_module, "COPY_SHARE", 1e-9)
+    model, opt = made()
+    with checkpoints(folder) as ckpt:
+        handle = ckpt.save(1, model=model, optimizer=opt)
+        assert handle.event("durable").wait(60) and not handle.hurry.is_set()
 
 
 @pytest.mark.parametrize(("dtype", "moments"), [(torch.float32, "exact"), (torch.bfloat16, "8bit")])

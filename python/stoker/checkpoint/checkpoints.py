@@ -37,7 +37,7 @@ from stoker.checkpoint.handle import Handle
 from stoker.checkpoint.in_memory import InMemory
 from stoker.checkpoint.in_place import state_in_memory
 from stoker.checkpoint.manifest import File, Manifest, Name
-from stoker.checkpoint.pace import COPYING_AT_MOST, Costs, Pace
+from stoker.checkpoint.pace import COPYING_AT_MOST, Costs, Pace, Rests
 from stoker.checkpoint.parts import Edited
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.reduction import Reduction
@@ -251,14 +251,11 @@ class Checkpoints:
     def save_within(self, seconds: float, step: int, **what: Any) -> Handle:
         """save(force=True), and waits until it is durable. TimeoutError if that takes longer."""
         until = time.monotonic() + seconds
-        if self._thread is not None:
-            self._thread.join(seconds)
-            if self._thread.is_alive():
-                under_way = self._handle.step
-                raise TimeoutError(
-                    f"the save of step {under_way} was not done after {seconds:g} s; give more"
-                    " time, or look whether its store still answers"
-                )
+        if not self._joined(seconds):
+            raise TimeoutError(
+                f"the save of step {self._handle.step} was not done after {seconds:g} s; give more"
+                " time, or look whether its store still answers"
+            )
         self._failed = None  # it was logged
         handle = self.save(step, force=True, **what)
         handle.wait("durable", max(0.0, until - time.monotonic()))
@@ -309,6 +306,8 @@ class Checkpoints:
                     " model on all ranks, and give it to fully_shard() in the same way"
                 )
         handle = Handle(name.step, str(name), [tier.composition for tier in self._tiers])
+        if runs:
+            handle.hurry = runs[0].hurry
         self._handle = handle
         if not contents.in_memory:
             handle.reached("copied")
@@ -588,6 +587,9 @@ class Checkpoints:
             return written
         hashes = []
         left = len(contents.files)
+        rests = Rests(sum(each.bytes for each in contents.files), self._pace.between, handle.hurry)
+        # step() waits for what is in memory, but not for an offloaded run.
+        after = (lambda size: None) if contents.in_memory else rests.after
 
         def copied() -> None:
             nonlocal left
@@ -605,7 +607,7 @@ class Checkpoints:
                     self.costs.taken_bytes += whole.bytes
                     copied()
                 else:
-                    of_file = tier.write(name, whole, self._ring, commits, copied)
+                    of_file = tier.write(name, whole, self._ring, commits, copied, after)
                 hashes.append(of_file)
         files = [
             File(each.name, each.bytes, len(of_file))
@@ -668,18 +670,23 @@ class Checkpoints:
         """What a save takes beside the state."""
         return self._ring.bytes
 
+    def _joined(self, seconds: float | None = None) -> bool:
+        """Whether the save under way is done. Waits for that so long; None: until it is."""
+        if self._thread is None:
+            return True
+        self._handle.hurry.set()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def _finish(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._joined()
+        self._thread = None
 
     def _finish_in_time(self) -> bool:
         """Whether the save under way is done. A run that got SIGTERM waits for it as long as its
         grace lasts."""
-        if self._ends is not None and self._thread is not None:
-            self._thread.join(max(0.0, self._ends - time.monotonic()))
-            if self._thread.is_alive():
-                return False
+        if self._ends is not None and not self._joined(max(0.0, self._ends - time.monotonic())):
+            return False
         self._finish()
         return True
 
@@ -1208,7 +1215,7 @@ def _take_snapshot(run: Run) -> None:
     """Names the run's newest step, and makes it durable."""
     _make_room(run)
     run.session.name_step(run.snapshot)
-    run.session.reads.until(run.read)
+    run.session.reads.until(run.read, run.hurry)
 
 
 def _take_snapshot_together(ranks: Together, run: Run) -> None:
@@ -1228,7 +1235,7 @@ def _take_snapshot_together(ranks: Together, run: Run) -> None:
     ranks.front.guard("room", lambda: _make_room(run))
     ranks.front.exchange("room")
     ranks.front.guard("named", lambda: session.name_step(run.snapshot))
-    session.reads.until(run.read)
+    session.reads.until(run.read, run.hurry)
     agreement = session.agreement
     mine = [session.step_count, agreement.run, agreement.timeline]
     if any(each != mine for each in ranks.front.exchange("named", facts=mine)):

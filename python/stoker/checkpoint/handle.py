@@ -20,6 +20,7 @@ class Handle:
     _events: dict[str, threading.Event] = field(default_factory=dict)
     _reached: set[str] = field(default_factory=set)
     _passed: set[str] = field(default_factory=set)  # tiers that do not get it
+    hurry: threading.Event = field(default_factory=threading.Event)  # somebody waits for it
 
     def __post_init__(self) -> None:
         self._events = {name: threading.Event() for name in ("copied", "durable", *self._tiers)}
@@ -30,8 +31,11 @@ class Handle:
     def wait(self, what: str = "durable", timeout: float | None = None) -> None:
         """Until the state may change ("copied"), the checkpoint would survive a power loss
         ("durable"), or another tier has it whole (its composition, or its path). Raises what the
-        save raised before it came so far."""
+        save raised before it came so far. The copy of an offloaded run then rests no more; done()
+        only looks."""
         what = self._name(what)
+        if what != "copied":
+            self.hurry.set()
         if not self._events[what].wait(timeout):
             said = f"the checkpoint of step {self.step} was not {what} after {timeout:g} s"
             raise TimeoutError(said)

@@ -1,9 +1,11 @@
-"""What saves cost, and how often they pay."""
+"""What saves cost, how often they pay, and how fast their copies go."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,40 @@ class Costs:
 
 FAILURES_EVERY = 4 * 3600.0  # seconds; what is assumed as long as nothing was learned
 COPYING_AT_MOST = 4  # copies to another store take one part of so many of the time
+COPY_SHARE = 1 / 12  # of the time that the copy of an offloaded run works beside training
+
+
+class Rests:
+    """Of a copy beside training: after each chunk it rests, so that it works COPY_SHARE of the time.
+    It rests less where the next save would find it at work, and no more once somebody waits."""
+
+    def __init__(
+        self,
+        total: int,
+        interval: float | None,
+        hurry: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`total`: bytes of the copy. `interval`: seconds between saves, None if not known; the
+        copy takes half of that at most. `hurry`: set once somebody waits."""
+        self._total, self._interval = max(total, 1), interval
+        self._hurry, self._clock = hurry, clock
+        self._begin = self._since = clock()
+        self._done = 0
+        self.worked = 0.0  # seconds
+
+    def after(self, size: int) -> None:
+        """A chunk of `size` bytes is copied."""
+        now = self._clock()
+        worked, self._done = now - self._since, self._done + size
+        self.worked += worked
+        pause = worked / COPY_SHARE - worked
+        if self._interval is not None:
+            due = self._begin + self._interval / 2 * self._done / self._total
+            pause = min(pause, due - now)
+        if pause > 0:
+            self._hurry.wait(pause)
+        self._since = self._clock()
 
 
 class Pace:
@@ -36,6 +72,7 @@ class Pace:
         self._ran, self.restarts = 0.0, 0  # what processes before this one knew
         self.cost = self.persist = self.restart = 0.0
         self._last: float | None = None
+        self.between: float | None = None  # seconds between the last two saves
 
     @property
     def failures_every(self) -> float:
@@ -69,4 +106,6 @@ class Pace:
         return self._last is None or now - self._last >= self.interval
 
     def saved(self, now: float, cost: float) -> None:
+        if self._last is not None:
+            self.between = now - self._last
         self._last, self.cost = now, cost

@@ -69,6 +69,7 @@ class Run:
     session: Any
     snapshot: str
     read: threading.Event = field(default_factory=threading.Event)  # all that is needed of it
+    hurry: threading.Event = field(default_factory=threading.Event)  # somebody waits for that
 
     @property
     def store(self) -> Any:

@@ -190,9 +190,10 @@ class Tier:
         ring: Ring,
         commits: Commits,
         copied: Callable[[], None] = lambda: None,
+        after: Callable[[int], None] = lambda size: None,
     ) -> list[bytes]:
         """Writes a file, and begins its commit; returns the hash of each chunk. `copied` is called
-        when nothing is needed of the sources any more."""
+        when nothing is needed of the sources any more, `after` after each chunk, with its size."""
         hashes: list[bytes] = []
 
         def chunks() -> Generator[tuple[int, int, Fill], None, None]:
@@ -203,6 +204,7 @@ class Tier:
                     size,
                     partial(begin_to_fill, ring, size, within, hashes),
                 )
+                after(size)
 
         self.write_chunks(f"{name}/{whole.name}", whole.bytes, chunks(), ring, commits, copied)
         return hashes

@@ -14,14 +14,16 @@ class Reads:
 
     def __init__(self, store: _core.Store) -> None:
         self._store = store
-        self._under_way: list[threading.Event] = []  # each is set when the reader is done
+        self._under_way: list[tuple[threading.Event, threading.Event]] = []
 
-    def until(self, done: threading.Event) -> None:
-        """Somebody reads the store until then."""
-        self._under_way = [*(each for each in self._under_way if not each.is_set()), done]
+    def until(self, done: threading.Event, hurry: threading.Event) -> None:
+        """Somebody reads the store until `done` is set, and works without rests once `hurry` is."""
+        left = [each for each in self._under_way if not each[0].is_set()]
+        self._under_way = [*left, (done, hurry)]
 
     def wait(self) -> None:
-        for done in self._under_way:
+        for done, hurry in self._under_way:
+            hurry.set()
             done.wait()
 
     def end(self) -> None:
