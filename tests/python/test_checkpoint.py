@@ -1176,7 +1176,7 @@ def test_a_save_that_cannot_begin_holds_no_step(folder, tmp_path, monkeypatch):
             patch.setattr(threading.Thread, "start", lambda self: {}["no thread"])
             with pytest.raises(KeyError, match="no thread"):
                 ckpt.save(1, optimizer=opt)
-        assert all(done.is_set() for done in opt._session.reads._under_way)
+        assert all(done.is_set() for done, _ in opt._session.reads._under_way)
         assert opt._session.planes.store.info()["snapshots"] == {}
         ckpt.save(1, optimizer=opt, metric=torch.tensor(0.5)).wait()
     opt.close()

@@ -958,9 +958,9 @@ class Checkpoints:
                 planes.check_model(reader, blocks)
             try:
                 if divided:
-                    run.stage(store, self._ring.plane, lineage).commit("durable").wait()
+                    run.stage(store, self._runtime, lineage).commit("durable").wait()
                 else:
-                    planes.write_run(reader, store, self._ring.plane, lineage)
+                    planes.write_run(reader, store, self._runtime, lineage)
                 planes.tell_replaced(held, told, store)
                 self._pace.restart = time.monotonic() - begin
                 return True
@@ -1002,7 +1002,7 @@ class Checkpoints:
                 reader = found or self._reader_of(Name.of(name), line.rank)
                 run = Divided(reader, blocks, agreement)
                 planes.check_not_another(reader, store, blocks)
-                txn = run.stage(store, self._ring.plane, lineage)
+                txn = run.stage(store, self._runtime, lineage)
             except (Corruption, NotFound) as caught:
                 error = caught
             except BaseException as caught:

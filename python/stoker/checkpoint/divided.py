@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from stoker import _core
 from stoker.checkpoint import planes, scaled, shards
 from stoker.checkpoint.manifest import Piece
 from stoker.checkpoint.reading import Reader, Wanted, wanted_of
 from stoker.checkpoint.rectangles import Match, common
 from stoker.checkpoint.state import plain, row_major
-from stoker.checkpoint.workspace import Buffer
+from stoker.checkpoint.windows import Windows
 from stoker.errors import Corruption, Mismatch
 from stoker.offload.model.blocks import Block, Param, Unit, signature
 from stoker.offload.model.moments import moments_of
@@ -179,12 +180,13 @@ class Divided:
 
     # -- into a store ------------------------------------------------------------------------------
 
-    def stage(self, store: Any, buffer: Buffer, lineage: Lineage) -> Any:
+    def stage(self, store: Any, runtime: _core.Runtime, lineage: Lineage) -> Any:
         """A transaction that makes the store what the run was at that step."""
         txn = store.begin()
         try:
             try:
-                self._stage(store, txn, buffer, lineage)
+                with Windows(self._reader, txn, runtime) as windows:
+                    self._stage(store, txn, windows, lineage)
             except _BROKEN as error:
                 raise self._breaks(error) from error
         except BaseException:
@@ -192,7 +194,7 @@ class Divided:
             raise
         return txn
 
-    def _stage(self, store: Any, txn: Any, buffer: Buffer, lineage: Lineage) -> None:
+    def _stage(self, store: Any, txn: Any, windows: Windows, lineage: Lineage) -> None:
         wanted = self._sizes()
         for each in store.list():
             if each["key"] not in wanted:
@@ -201,14 +203,14 @@ class Divided:
             chunk = planes.chunk_bytes(store, key, said, self._reader)
             txn.resize(key, said["bytes"], *chunk)
             if "part" in said:
-                planes.write_part(self._reader, txn, key, said, buffer)
+                planes.write_part(windows, self._reader, key, said)
         for unit in (unit for block in self._blocks for unit in block.units):
             for plane in "wrmv":
                 said = wanted.get(f"{plane}/{unit.name}")
                 if said is not None and "part" not in said:
                     held = self._assembled(plane, unit, said)
                     key, size, chunk = f"{plane}/{unit.name}", said["bytes"], said["chunk_bytes"]
-                    planes.write(txn, key, 0, held, size, chunk, buffer)
+                    windows.put(key, held, size, chunk)
         model, state = dict(self._base["model"]), dict(self._base["state"])
         model.pop("ranks", None)
         for of_ranks in ("timeline", "restored"):

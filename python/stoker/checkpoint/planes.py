@@ -3,16 +3,18 @@ byte."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
+import math
 from typing import Any, NamedTuple
 
 import torch
 
+from stoker import _core
+from stoker.checkpoint.parts import memory
 from stoker.checkpoint.reading import Reader, Wanted
 from stoker.checkpoint.state import plain
-from stoker.checkpoint.workspace import Buffer
+from stoker.checkpoint.windows import Windows
 from stoker.errors import Corruption, Mismatch, NotFound
 from stoker.offload.storage import record
 from stoker.offload.storage.lineage import Lineage
@@ -21,7 +23,6 @@ from stoker.offload.storage.planes import put
 from stoker.offload.storage.record import META_MODEL, META_STATE
 
 log = logging.getLogger("stoker")
-AT_ONCE = 64 << 20  # bytes of a plane
 
 
 def run_in(reader: Reader) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def check_not_another(reader: Reader, store: Any, blocks: list[Block]) -> None:
         raise Mismatch(f"{_place(store)} holds {problem}; give another store to restore= into")
 
 
-def write_run(reader: Reader, store: Any, buffer: Buffer, lineage: Lineage) -> None:
+def write_run(reader: Reader, store: Any, runtime: _core.Runtime, lineage: Lineage) -> None:
     """Makes the store what the run was at that step, as one durable commit."""
     run = run_in(reader)
     wanted = run["objects"]
@@ -155,12 +156,13 @@ def write_run(reader: Reader, store: Any, buffer: Buffer, lineage: Lineage) -> N
         for each in store.list():
             if each["key"] not in wanted:
                 txn.remove(each["key"])
-        for key, said in wanted.items():
-            txn.resize(key, said["bytes"], *chunk_bytes(store, key, said, reader))
-            if "part" in said:
-                write_part(reader, txn, key, said, buffer)
-        for unit in run["model"]["blocks"]:
-            _write_weights(reader, txn, unit, wanted[f"w/{unit['name']}"], buffer)
+        with Windows(reader, txn, runtime) as windows:
+            for key, said in wanted.items():
+                txn.resize(key, said["bytes"], *chunk_bytes(store, key, said, reader))
+                if "part" in said:
+                    write_part(windows, reader, key, said)
+            for unit in run["model"]["blocks"]:
+                _write_weights(windows, reader, unit, wanted[f"w/{unit['name']}"])
         model = {**run["model"], **lineage.members()}
         put(txn, META_MODEL, json.dumps(model, separators=(",", ":")).encode())
         put(txn, META_STATE, json.dumps(run["state"], separators=(",", ":")).encode())
@@ -192,7 +194,7 @@ def chunk_bytes(store: Any, key: str, said: dict, reader: Reader) -> list[int]:
     return []
 
 
-def write_part(reader: Reader, txn: Any, key: str, said: dict, buffer: Buffer) -> None:
+def write_part(windows: Windows, reader: Reader, key: str, said: dict) -> None:
     number = said["part"]
     if not isinstance(number, int) or not 0 <= number < len(reader.manifest.state):
         raise Corruption(
@@ -205,45 +207,60 @@ def write_part(reader: Reader, txn: Any, key: str, said: dict, buffer: Buffer) -
             f"{reader.where}: the manifest gives {key} {said['bytes']} bytes, and its tensor"
             f" {number} has {piece.bytes}"
         )
-    chunk = said["chunk_bytes"]
-    step = max(chunk, AT_ONCE // chunk * chunk)
-    held = torch.empty(min(step, max(piece.bytes, 1)), dtype=torch.uint8, device="cpu")
-    for at in range(0, piece.bytes, step):
-        size = min(step, piece.bytes - at)
-        reader.copy(piece.file, [Wanted(piece.offset + at, size, held.data_ptr())])
-        write(txn, key, at, held, size, chunk, buffer)
+    steps = windows.steps(piece.bytes, said["chunk_bytes"])
+    for at in steps:
+        size = min(steps.step, piece.bytes - at)
+        address = windows.room(key, at, size, said["chunk_bytes"])
+        windows.want(piece.file, Wanted(piece.offset + at, size, address))
 
 
-def _write_weights(reader: Reader, txn: Any, unit: dict, said: dict, buffer: Buffer) -> None:
+def _write_weights(windows: Windows, reader: Reader, unit: dict, said: dict) -> None:
     """The plane of a unit, of its parameters in safetensors files."""
     there = reader.tensors()
-    size = getattr(torch, unit["dtype"]).itemsize
-    held = torch.zeros(said["bytes"], dtype=torch.uint8, device="cpu")
-    by_file: dict[str, list[Wanted]] = {}
-    turned = []
+    width = getattr(torch, unit["dtype"]).itemsize
+    placed, turned = [], False
     for name, shape, stride, offset in unit["params"]:
-        file, placed = there[plain(name)]
-        address = held.data_ptr() + offset * size
-        row_major = torch.empty_strided(shape, stride, device="meta").is_contiguous()
-        if not row_major:
-            whole = torch.empty(shape, dtype=placed.spec.dtype, device="cpu")
-            turned.append((whole, shape, stride, offset))
-            address = whole.data_ptr()
-        by_file.setdefault(file, []).append(Wanted(placed.offset, placed.spec.bytes, address))
+        file, tensor = there[plain(name)]
+        if tensor.spec.bytes != math.prod(shape) * width:
+            raise Corruption(
+                f"{reader.where}: {file} has {tensor.spec.bytes} bytes of {name}, and its run"
+                f" {math.prod(shape) * width}"
+            )
+        placed.append((file, tensor, shape, stride, offset))
+        turned |= not torch.empty_strided(shape, stride, device="meta").is_contiguous()
+    key, size, chunk = f"w/{unit['name']}", said["bytes"], said["chunk_bytes"]
+    if turned:
+        windows.put(key, _assembled(reader, placed, size // width, unit["dtype"]), size, chunk)
+        return
+    steps = windows.steps(size, chunk)
+    for at in steps:
+        end = min(at + steps.step, size)
+        address = windows.room(key, at, end - at, chunk)
+        left = end - at
+        for file, tensor, _, _, offset in placed:
+            begin = offset * width
+            low, high = max(at, begin), min(end, begin + tensor.spec.bytes)
+            if low < high:
+                wanted = Wanted(tensor.offset + low - begin, high - low, address + low - at)
+                windows.want(file, wanted)
+                left -= high - low
+        if left:  # there are bytes between parameters
+            memory(address, end - at).zero_()
+
+
+def _assembled(reader: Reader, placed: list[tuple], elements: int, dtype: str) -> torch.Tensor:
+    """A plane in memory, for parameters that do not lie there in row-major order."""
+    held = torch.zeros(elements, dtype=getattr(torch, dtype), device="cpu")
+    by_file: dict[str, list[Wanted]] = {}
+    wholes = []
+    for file, tensor, shape, stride, offset in placed:
+        whole = torch.empty(shape, dtype=tensor.spec.dtype, device="cpu")
+        by_file.setdefault(file, []).append(
+            Wanted(tensor.offset, tensor.spec.bytes, whole.data_ptr())
+        )
+        wholes.append((whole, shape, stride, offset))
     for file, wanted in by_file.items():
         reader.copy(file, wanted)
-    for whole, shape, stride, offset in turned:
-        flat = held[offset * size : offset * size + whole.numel() * size].view(whole.dtype)
-        torch.as_strided(flat, shape, stride).copy_(whole)
-    write(txn, f"w/{unit['name']}", 0, held, said["bytes"], said["chunk_bytes"], buffer)
-
-
-def write(
-    txn: Any, key: str, at: int, held: torch.Tensor, size: int, chunk: int, buffer: Buffer
-) -> None:
-    """Whole chunks, from aligned memory, so that the store needs none of its own."""
-    buffer.holds = None
-    for begin in range(0, size, chunk):
-        part = min(chunk, size - begin)
-        ctypes.memmove(buffer.address, held.data_ptr() + begin, part)
-        txn.write(key, at + begin, buffer.address, part).wait()
+    for whole, shape, stride, offset in wholes:
+        torch.as_strided(held[offset:], shape, stride).copy_(whole)
+    return held

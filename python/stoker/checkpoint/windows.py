@@ -1,0 +1,97 @@
+"""From a checkpoint's files to a store's objects: while the store writes what is in one window of
+memory, the other is filled."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import Any
+
+import torch
+
+from stoker import _core
+from stoker.checkpoint.parts import PAGE
+from stoker.checkpoint.reading import Reader, Wanted
+from stoker.checkpoint.workspace import PLANE_BYTES
+from stoker.errors import Corruption, StokerError
+
+WINDOW = 32 << 20  # bytes
+
+
+class Windows:
+    """Of one transaction. room() gives memory for a piece of an object, and what is to be read into
+    it is said by want(), before the next room(). At the end of `with` all of it was written."""
+
+    def __init__(self, reader: Reader, txn: Any, runtime: _core.Runtime) -> None:
+        self._reader, self._txn = reader, txn
+        self._memory = [runtime.arena(WINDOW).take(WINDOW) for _ in range(2)]
+        self._writing: list[list[_core.Future]] = [[], []]
+        self._now = self._used = 0
+        self._wanted: dict[str, list[Wanted]] = {}
+        self._pieces: list[tuple[str, int, int, int, int]] = []  # key, at, address, bytes, chunk
+
+    def steps(self, size: int, chunk: int) -> range:
+        """Where the pieces of an object begin: each has whole chunks, and fits a window."""
+        if not isinstance(chunk, int) or not 0 < chunk <= PLANE_BYTES:
+            raise Corruption(
+                f"{self._reader.where}: the manifest says that a plane has chunks of {chunk!r}"
+                f" bytes; they have 1 to {PLANE_BYTES}"
+            )
+        return range(0, size, WINDOW // chunk * chunk)
+
+    def room(self, key: str, at: int, size: int, chunk: int) -> int:
+        """The address of memory for the piece; its bytes are written once they are there."""
+        if self._used + size > WINDOW:
+            self._turn()
+        address = self._memory[self._now].address + self._used
+        self._used += -(-size // PAGE) * PAGE
+        self._pieces.append((key, at, address, size, chunk))
+        return address
+
+    def want(self, file: str, wanted: Wanted) -> None:
+        self._wanted.setdefault(file, []).append(wanted)
+
+    def put(self, key: str, held: torch.Tensor, size: int, chunk: int) -> None:
+        """A whole object, which is in memory."""
+        steps = self.steps(size, chunk)
+        for at in steps:
+            length = min(steps.step, size - at)
+            ctypes.memmove(self.room(key, at, length, chunk), held.data_ptr() + at, length)
+
+    def _turn(self) -> None:
+        """Fills this window, begins to write it, and gives the other."""
+        for file, wanted in self._wanted.items():
+            self._reader.copy(file, wanted)
+        writing = self._writing[self._now]
+        for key, at, address, size, chunk in self._pieces:
+            for begin in range(0, size, chunk):
+                length = min(chunk, size - begin)
+                writing.append(self._txn.write(key, at + begin, address + begin, length))
+        self._wanted, self._pieces = {}, []
+        self._now, self._used = 1 - self._now, 0
+        self._settle(self._now)
+
+    def _settle(self, window: int) -> None:
+        """Waits for its writes; raises the first error when all have ended."""
+        first, writing = None, self._writing[window]
+        while writing:
+            try:
+                writing[-1].wait()  # Ctrl-C: below it is waited for once more
+            except StokerError as error:
+                first = error
+            writing.pop()
+        if first is not None:
+            raise first
+
+    def __enter__(self) -> Windows:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            if error is None:
+                self._turn()
+                self._turn()
+        finally:
+            for window in (0, 1):
+                with contextlib.suppress(StokerError):
+                    self._settle(window)
