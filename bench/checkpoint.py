@@ -261,13 +261,17 @@ def started(system: str, state_bytes: int, folder: Path, ckpt: Any) -> tuple[Any
     """The model, with moments, and its optimizer. A loaded run begins in memory of its own."""
     model, opt = made(state_bytes)
     if system == "stoker offloaded":
-        import stoker
-
-        dram = f"{max(state_bytes // 3, 96 * MIB) // MIB}MiB"
-        options = {"store": f"{folder}/store", "dram": dram, "checkpoints": ckpt}
-        return stoker.offload(model, opt, restore=ckpt, **options)
+        return offloaded(model, opt, state_bytes, folder, ckpt)
     step(model, opt)
     return model, opt
+
+
+def offloaded(model: Any, opt: Any, state_bytes: int, folder: Path, ckpt: Any) -> tuple[Any, Any]:
+    import stoker
+
+    dram = f"{max(state_bytes // 3, 96 * MIB) // MIB}MiB"
+    options = {"store": f"{folder}/store", "dram": dram, "checkpoints": ckpt}
+    return stoker.offload(model, opt, restore=ckpt, **options)
 
 
 def while_training(saver: Saver, model: Any, opt: Any) -> dict[str, float]:
@@ -336,15 +340,16 @@ def one(system: str, state_bytes: int, folder: Path, rank: int) -> dict[str, flo
 
 
 def restored(system: str, state_bytes: int, folder: Path, model: Any, opt: Any) -> float:
-    """Into a run that is there already; an offloaded one, into a new store."""
+    """Into a model that is there already; an offloaded one, into a new store."""
     if system == "stoker offloaded":
         opt.close()
         shutil.rmtree(folder / "store")
+        model, opt = made(state_bytes)
     forget(folder / "saved")
     ckpt = opened(system, folder)
     begin = time.monotonic()
     if system == "stoker offloaded":
-        _, opt = started(system, state_bytes, folder, ckpt)
+        _, opt = offloaded(model, opt, state_bytes, folder, ckpt)
         opt.close()
     else:
         Saver(system, folder / "saved", model, opt, ckpt).load()

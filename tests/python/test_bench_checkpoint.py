@@ -41,7 +41,7 @@ def test_a_goal_that_is_missed_is_called_not_met():
 
 @pytest.mark.parametrize("system", ["stoker", "stoker offloaded", "safetensors"])
 def test_a_system_runs_to_its_end(tmp_path, system):
-    command = [sys.executable, SCRIPT, "--one", system, tmp_path, "--state-bytes", "24000000"]
+    command = [sys.executable, SCRIPT, "--one", system, tmp_path, "0", "--state-bytes", "24000000"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     row = json.loads(done.stdout.splitlines()[-1])
     assert {*bench.FIGURES, *bench.COUNTS} <= row.keys()

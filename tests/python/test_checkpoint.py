@@ -21,9 +21,10 @@ import stoker
 from checkpoint_run import made, train
 from faults import ONE_THREAD
 from stoker import errors
-from stoker.checkpoint import Edited, parts
+from stoker.checkpoint import Edited, parts, windows
 from stoker.checkpoint import pace as pace_module
 from stoker.checkpoint.pace import COPY_SHARE, Pace, Rests
+from stoker.checkpoint.reading import Reader
 from stoker.ckpt import cli as ckpt_cli
 
 HERE = Path(__file__).parent
@@ -1180,6 +1181,52 @@ def test_a_save_that_cannot_begin_holds_no_step(folder, tmp_path, monkeypatch):
         assert opt._session.planes.store.info()["snapshots"] == {}
         ckpt.save(1, optimizer=opt, metric=torch.tensor(0.5)).wait()
     opt.close()
+
+
+@pytest.mark.parametrize("window", [windows.WINDOW, 8 << 20])
+def test_a_restore_into_a_store_reads_in_windows(folder, tmp_path, monkeypatch, window):
+    """Planes of 9 MB, and smaller ones. In a window no chunk of a file is read twice."""
+    reads = []
+    begin = Reader._begin
+    monkeypatch.setattr(
+        Reader,
+        "_begin",
+        lambda self, file, i, buffer: reads.append((file.name, i)) or begin(self, file, i, buffer),
+    )
+    monkeypatch.setattr(windows, "WINDOW", window)
+
+    def run(name, **given):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(1500, 1500), nn.Linear(1500, 3))
+        opt = torch.optim.AdamW(model.parameters())
+        return stoker.offload(model, opt, store=tmp_path / name, dram="96MiB", **given)
+
+    with checkpoints(folder) as ckpt:
+        model, opt = run("one", checkpoints=ckpt)
+        model(torch.ones(2, 1500)).square().mean().backward()
+        opt.step()
+        ckpt.save(1, model=model, optimizer=opt).wait()
+        expected = opt.state_dict(full=True)
+        opt.close()
+        reads.clear()
+        model, opt = run("two", restore=ckpt)
+        found = opt.state_dict(full=True)
+        opt.close()
+    for key, state in expected["state"].items():
+        assert all(torch.equal(state[name], found["state"][key][name]) for name in state)
+    turns = -(-4 * 10_000_000 // window) + 1
+    assert len(reads) <= len(set(reads)) + 2 * turns
+    assert window == 8 << 20 or len(reads) == len(set(reads)) + 1  # the windows turn once
+
+
+@pytest.mark.parametrize("chunk", [0, -1, "4096", (8 << 20) + 1])
+def test_a_restore_refuses_chunks_that_no_plane_has(folder, chunk):
+    model, opt = made()
+    with checkpoints(folder) as ckpt:
+        ckpt.save(1, model=model, optimizer=opt).wait()
+        with windows.Windows(next(ckpt.readers()), None, ckpt._runtime) as into:
+            with pytest.raises(errors.Corruption, match="a plane has chunks of"):
+                into.steps(100, chunk)
 
 
 def test_a_restore_does_not_write_over_a_run_of_another_optimizer(folder, tmp_path):

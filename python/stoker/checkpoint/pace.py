@@ -28,7 +28,7 @@ COPY_SHARE = 1 / 12  # of the time that the copy of an offloaded run works besid
 
 
 class Rests:
-    """Of a copy beside training: after each chunk it rests, so that it works COPY_SHARE of the time.
+    """Of a copy beside training: after each chunk it rests, so that it works COPY_SHARE of time.
     It rests less where the next save would find it at work, and no more once somebody waits."""
 
     def __init__(

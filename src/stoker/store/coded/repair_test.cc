@@ -118,7 +118,7 @@ TEST_P(CodedRepairCost, OfAStripe) {
   EXPECT_EQ(many.read - few.read, 6 * (left * kPages + kPages + std::min(k + 1, left) * kChunk));
   EXPECT_EQ(many.written - few.written, 6 * (kChunk + kPages));
   EXPECT_EQ(many.flushes, few.flushes);
-  EXPECT_LE(many.waits, few.waits + 6 * 5);
+  EXPECT_LE(many.waits, few.waits + 9 * 5);  // stripes are rebuilt beside each other, or not
 }
 
 INSTANTIATE_TEST_SUITE_P(Codes, CodedRepairCost,
