@@ -20,11 +20,11 @@ SINCE ?=
 STRIP ?= --strip
 SANITIZERS ?= asan-ubsan tsan
 # Every C++ test of the product runs under the address and undefined sanitizers. (Those that run bugs on purpose are not built
-# there.) The thread sanitizer leaves out tests without threads, and those that take it more than five minutes. `make soak` runs
+# there.) The thread sanitizer leaves out tests without threads, and those that take it more than three minutes. `make soak` runs
 # what they leave out, the lab among it; but for tests without threads, which the thread sanitizer need not see.
 WITHOUT_asan-ubsan := curm_test|curm_kill_test|shards_test
 THREADLESS := classes_test|codec_test|optim_test
-WITHOUT_tsan := $(THREADLESS)|coded_test|coded_checker_test|remote_test|$(WITHOUT_asan-ubsan)
+WITHOUT_tsan := $(THREADLESS)|coded_test|coded_checker_test|remote_test|volumes_test|$(WITHOUT_asan-ubsan)
 
 # ccache then serves every checkout of this repository from one cache.
 export CCACHE_BASEDIR := $(CURDIR)
