@@ -14,7 +14,7 @@ class Reads:
 
     def __init__(self, store: _core.Store) -> None:
         self._store = store
-        self._under_way: list[tuple[threading.Event, threading.Event]] = []
+        self._under_way: list[tuple[threading.Event, threading.Event]] = []  # (done, hurry)
 
     def until(self, done: threading.Event, hurry: threading.Event) -> None:
         """Somebody reads the store until `done` is set, and works without rests once `hurry` is."""
