@@ -36,6 +36,7 @@ from stoker.offload.run.access import Loading
 from stoker.offload.run.changes import Changes
 from stoker.offload.run.choices import Choices
 from stoker.offload.run.counters import Counters
+from stoker.offload.run.durability import Durability
 from stoker.offload.run.installed import Installed
 from stoker.offload.run.reads import Reads
 from stoker.offload.run.rows import Rows
@@ -118,20 +119,18 @@ class Session:
             how.accumulate,
             link,
         )
+        finiteness = Finiteness(how.on_nan, lambda: self.step_count, self.ledger.event)
         making = (
-            self.planes,
-            self.pager,
-            self.gradients,
-            self.record.hyper_of,
-            how.policy,
-            self._lost,
-            Finiteness(how.on_nan, lambda: self.step_count, self.ledger.event),
-            context,
+            *(self.planes, self.pager, self.gradients, self.record.hyper_of),
+            *(how.policy, self._lost, finiteness, context),
         )
         self.steps = (
             Steps(*making)
             if agreement is None
             else SharedSteps(*making, agreement=agreement, become=self.become)
+        )
+        self.durability = Durability(
+            self.steps, self.record, self.buffers, self.planes.store, agreement
         )
         self.weights = Weights(self.pager, self.shown, self.steps, self.stored)
         self.changes = Changes(
@@ -140,7 +139,7 @@ class Session:
             self.shown,
             self.steps,
             lambda txn=None: WeightWriting(self, txn),
-            self._flush,
+            self.durability.flush,
         )
         self.snapshots = Snapshots(self, how.snapshots)
         self.reads = Reads(self.planes.store)
@@ -202,7 +201,7 @@ class Session:
         else:
             self.steps.late.complete()  # first: these updates are a part of the training
             self.ledger.leave(self.counters)
-        self._close_step()
+        self.durability.close_step()
         self.steps.poll()
         self.rows.note_departures()
         self.pager.root_call(key)
@@ -246,7 +245,7 @@ class Session:
             self.changes.check_in_place()
             self.shown.check_given()
             self.record.warn_of_unattached()
-            self._close_step()
+            self.durability.close_step()
             policy, reason = self.steps.active_policy, self.steps.reason
             self.tracing.mark("step()")
             before = self.steps.decided  # a lazy step that waits for its last updates
@@ -308,50 +307,27 @@ class Session:
     def _buffers(self) -> dict[str, torch.Tensor]:
         return {plain(name): tensor for name, tensor in self.model.named_buffers()}
 
-    def _close_step(self) -> None:
-        """What belongs to the decided step, as it is now, goes into its record; unless that was
-        done."""
-        steps = self.steps
-        if steps.decided is not None and (steps.late.records is None or not steps.late):
-            if steps.late.records is None:
-                steps.close(self.record.objects, self.buffers.stage)
-            else:
-                steps.close(lambda: steps.late.records)
-
     def committed_step(self) -> int:
         lifetime.check_process(self)
-        if self.agreement is not None:
-            return self.agreement.step
-        if self.steps.poll():
-            self.record.returns_to(self.step_count - (self.steps.decided is not None))
-        return self.record.committed
+        return self.durability.committed()
 
     def flush(self) -> None:
-        with self.lock:
-            self.check_open()
-            self.shown.settle()
-            self.changes.check_in_place()
-            self._flush()
-
-    def _flush(self) -> None:
-        self.steps.late.complete()
-        self._close_step()
-        self.steps.settle()
+        with self._at_rest():
+            self.durability.flush()
 
     def name_step(self, name: str) -> None:
-        """The newest step is durable, and has a name in the store; in its own journal record, if
-        that is still to be written."""
+        """The newest step is durable, and has a name in the store."""
+        with self._at_rest():
+            self.durability.name_step(name)
+
+    @contextlib.contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Under the lock, with nothing changed that the step does not know."""
         with self.lock:
             self.check_open()
             self.shown.settle()
             self.changes.check_in_place()
-            self.steps.late.complete()
-            named = self.steps.decided is not None
-            if named:
-                self.steps.decided.name(name)
-            self._flush()
-            if not named:
-                self.planes.store.snapshot(name).wait()
+            yield
 
     def replace_locks(self, lock: Any) -> None:
         """Whoever enters from now on meets this lock."""
