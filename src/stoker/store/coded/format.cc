@@ -49,10 +49,9 @@ void put_entry(ByteWriter& out, const ParityEntry& entry) {
 }
 
 ParityEntry get_entry(ByteReader& in, size_t k) {
-  ParityEntry entry;
-  entry.crc = in.get<uint32_t>();
-  for (size_t i = 0; i < k; ++i) entry.versions.push_back(in.get<uint64_t>());
-  for (size_t i = 0; i < k; ++i) entry.crcs.push_back(in.get<uint32_t>());
+  ParityEntry entry{in.get<uint32_t>(), std::vector<Stamp>(k), std::vector<uint32_t>(k)};
+  for (Stamp& version : entry.versions) version = in.get<uint64_t>();
+  for (uint32_t& crc : entry.crcs) crc = in.get<uint32_t>();
   return entry;
 }
 
@@ -217,6 +216,8 @@ std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, 
     return {};
   in.get_bytes(kPageHeadBytes - (kBlock - in.left()));
   const size_t rows = std::min(shape.rows_per_page(), shape.rows() - page * shape.rows_per_page());
+  if (chunk < shape.k) found.data.reserve(rows);
+  if (chunk >= shape.k) found.parity.reserve(rows);
   for (size_t row = 0; row < rows; ++row) {
     if (chunk >= shape.k) {
       found.parity.push_back(get_entry(in, shape.k));

@@ -129,6 +129,32 @@ TEST(CodedFormat, TheExampleHeaderPage) {
       << "of another stripe";
 }
 
+// Loading the headers of a stripe decodes hundreds of such rows.
+TEST(CodedFormat, ADecodedHeaderPageTakesMemoryOnceForEachList) {
+  Shape shape = example_shape();
+  shape.k = 6;
+  shape.m = 3;
+  shape.shards = 9;
+  for (const size_t chunk : {size_t{0}, shape.k}) {
+    HeaderPage page;
+    page.stripe = make_stamp(3, 1);
+    page.counter = 1;
+    page.chunk = chunk;
+    const size_t rows = std::min(shape.rows_per_page(), shape.rows());
+    if (chunk < shape.k) page.data.resize(rows);
+    if (chunk >= shape.k)
+      page.parity.assign(rows, {1, std::vector<Stamp>(shape.k), std::vector<uint32_t>(shape.k)});
+    Bytes bytes(kBlock);
+    encode_page(shape, example_store(), page, bytes);
+    const auto found = decode_page(shape, example_store(), page.stripe, chunk, 0, bytes);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->data.size() + found->parity.size(), rows);
+    EXPECT_EQ(found->data.capacity() + found->parity.capacity(), rows) << "none grew";
+    for (const ParityEntry& entry : found->parity)
+      EXPECT_EQ(entry.versions.capacity() + entry.crcs.capacity(), 2 * shape.k);
+  }
+}
+
 TEST(CodedFormat, TheExampleFrame) {
   auto bytes = example("frame", 2 * kBlock);
   std::fill(bytes.begin() + kBlock, bytes.end(), std::byte{0x42});
