@@ -12,18 +12,18 @@ import socket
 import sys
 import threading
 import time
-import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-import torch
 from torch import nn
 
 from stoker import _core
-from stoker.checkpoint import gate, planes
+from stoker.checkpoint import gate
 from stoker.checkpoint import state as states
+from stoker.checkpoint.asked import contents_of, extras_of, model_of, optimizers_of, waits
+from stoker.checkpoint.candidates import Candidates
 from stoker.checkpoint.commits import (
     check_newest,
     commit,
@@ -31,19 +31,18 @@ from stoker.checkpoint.commits import (
     copy_checkpoint,
     removable,
 )
-from stoker.checkpoint.divided import Divided, is_divided
 from stoker.checkpoint.grace import Grace
 from stoker.checkpoint.handle import Handle
-from stoker.checkpoint.in_memory import InMemory
-from stoker.checkpoint.in_place import state_in_memory
-from stoker.checkpoint.manifest import File, Manifest, Name
-from stoker.checkpoint.pace import COPYING_AT_MOST, Costs, Pace, Rests
+from stoker.checkpoint.loading import Restored
+from stoker.checkpoint.manifest import File, Name
+from stoker.checkpoint.pace import COPYING_AT_MOST, Costs, Pace, Restarts, Rests
+from stoker.checkpoint.named_steps import SNAPSHOT, drop, name_newest, name_together
 from stoker.checkpoint.parts import Edited
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.reduction import Reduction
+from stoker.checkpoint.restoring import Restoring
 from stoker.checkpoint.retention import Keep
-from stoker.checkpoint.sharded import Share, distribute, places_of
-from stoker.checkpoint.shards import is_sharded, local
+from stoker.checkpoint.sharded import Share
 from stoker.checkpoint.state import Contents, Run
 from stoker.checkpoint.together import Together
 from stoker.checkpoint.unchanged import Before
@@ -52,35 +51,17 @@ from stoker.errors import (
     Corruption,
     InvalidArgument,
     Mismatch,
-    NotFound,
     StokerError,
     Unsupported,
 )
 from stoker.offload.storage import record
-from stoker.offload.storage.lineage import Lineage, fresh_name
 from stoker.offload.model.blocks import Block
 from stoker.offload.ranks.agreement import Agreement
-from stoker.offload.ranks.ranks import Ranks, sharded_modules
-from stoker.offload.run.optimizer import OffloadedOptimizer
 from stoker.offload.division.amounts import parse_bytes
-from stoker.offload.run.snapshots import check_room_to_copy
 
 log = logging.getLogger("stoker")
-_SNAPSHOT = "checkpoint-"
 # Those of this process: it waits at its end for what they save.
 _all: weakref.WeakSet[Checkpoints] = weakref.WeakSet()
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What restore() found. `extra`: the plain values of `extra` that were saved. Where a run of
-    stoker.offload() went into memory, also the states of what was attached to it, by name."""
-
-    step: int
-    folder: str
-    tier: str
-    extra: dict[str, Any]
-    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -171,7 +152,7 @@ class Checkpoints:
         self._pace = Pace(failures_every)
         self._copying = {each: Pace(failures_every) for each in compositions[1:]}
         self._behind: dict[str, Name] = {}  # what tiers did not get yet
-        self._restarted = self._told = False
+        self._told = False
         self._anew: set[str] = set()  # tiers whose newest is damaged: the next takes no file of it
         self._ends: float | None = None  # when a run that got SIGTERM must have ended
         self.costs = Costs()
@@ -179,7 +160,9 @@ class Checkpoints:
         self._attempt = max(
             (name.attempt for tier in self._tiers for name in tier.folders()), default=0
         )
-        self._newer: Mismatch | None = None  # a checkpoint that only a newer Stoker reads
+        self._candidates = Candidates(self._tiers, self._ring)
+        restarts = Restarts(self._pace, list(self._copying.values()))
+        self._restoring = Restoring(self._candidates, self._runtime, restarts)
         self._ranks: Together | None = None  # once a sharded model was given
         gate.add(self)
         _all.add(self)
@@ -219,7 +202,7 @@ class Checkpoints:
             )
         self._check_open()
         left = self._grace.left if self._grace is not None else None
-        model = _model_of(model, optimizer)
+        model = model_of(model, optimizer)
         due = force or self._due(step)
         name = Name(step, self._attempt + 1, secrets.token_hex(4))
         if (ranks := self._ranks_of(model)) is not None:
@@ -297,10 +280,10 @@ class Checkpoints:
             try:
                 plans = ranks.front.exchange("state", facts=contents.plan)
             except BaseException:
-                _drop(runs)
+                drop(runs)
                 raise
             if len(set(plans)) > 1:
-                _drop(runs)
+                drop(runs)
                 raise Mismatch(
                     "the ranks have different models, or shard them differently; make the same"
                     " model on all ranks, and give it to fully_shard() in the same way"
@@ -322,10 +305,10 @@ class Checkpoints:
         except BaseException:  # there are too many threads
             self._thread = None
             handle.ends(None)
-            _drop(runs)
+            drop(runs)
             raise
-        optimizers = _optimizers(optimizer).values()
-        if not optimizers or not all(map(_waits, optimizers)):
+        optimizers = optimizers_of(optimizer).values()
+        if not optimizers or not all(map(waits, optimizers)):
             handle.wait("copied")  # nothing else holds back who changes the state
         return handle
 
@@ -363,13 +346,13 @@ class Checkpoints:
             )
         for run in runs:
             with run.session.ledger.waiting("checkpoint"):
-                _take_snapshot(run)
+                name_newest(run)
         try:
-            more = _contents_of(files)
+            more = contents_of(files)
             buffer = self._ring.plane
             return states.collect(model, objects, runs, self._full, more, buffer), runs
         except BaseException:
-            _drop(runs)
+            drop(runs)
             raise
 
     def _share(
@@ -386,11 +369,11 @@ class Checkpoints:
         try:
             for run in runs:
                 with run.session.ledger.waiting("checkpoint"):
-                    _take_snapshot_together(ranks, run)
-            more = _contents_of(files)
+                    name_together(ranks, run)
+            more = contents_of(files)
             return Share(ranks, model, objects, more, self._full, runs, self._ring), runs
         except BaseException:
-            _drop(runs)
+            drop(runs)
             raise
 
     def _ranks_of(self, model: nn.Module | None) -> Together | None:
@@ -412,8 +395,8 @@ class Checkpoints:
     ) -> tuple[dict[str, Any], list[Run]]:
         objects: dict[str, Any] = {"rng": record.rng_state()}
         runs: list[Run] = []
-        for key, each in _optimizers(optimizer).items():
-            run = states.run_of(key, each, _SNAPSHOT + name)
+        for key, each in optimizers_of(optimizer).items():
+            run = states.run_of(key, each, SNAPSHOT + name)
             if run is None:
                 objects[key] = each
             else:
@@ -426,7 +409,7 @@ class Checkpoints:
             )
         for key, each in {
             **({"loader": loader} if loader is not None else {}),
-            **_extras(extra),
+            **extras_of(extra),
         }.items():
             objects[key] = each if hasattr(each, "state_dict") else {"value": each}
         return objects, runs
@@ -452,7 +435,7 @@ class Checkpoints:
                     first.remove_quietly(name)
                 raise
             finally:
-                _drop(runs)
+                drop(runs)
             self._pace.persist = time.monotonic() - begin
             self.costs.saved += 1
             self.costs.bytes += written
@@ -720,210 +703,15 @@ class Checkpoints:
         self._finish()
         self._raise_failure()
         self._check_open()
-        wanted = (_optimizers(optimizer), loader, _extras(extra))
+        wanted = (optimizers_of(optimizer), loader, extras_of(extra))
         if (ranks := self._ranks_of(model)) is not None:
-            return self._restore_together(ranks, step, model, *wanted)
-        begin = time.monotonic()
-        for reader in self.readers(step):
-            try:
-                restored = self._load(reader, model, *wanted)
-                self._learn(reader, time.monotonic() - begin)
-                return restored
-            except (Corruption, NotFound) as error:
-                _skipped(error)
-        self._none_was_sound(step)
-        return None
+            return self._restoring.into_memory_together(ranks, step, model, wanted)
+        return self._restoring.into_memory(step, model, wanted)
 
-    def _learn(self, reader: Reader, seconds: float) -> None:
-        """That the run was restarted, for every="auto"; once a process."""
-        if not self._restarted:
-            self._restarted = True
-            for pace in (self._pace, *self._copying.values()):
-                pace.restarted(reader.manifest.writer)
-                pace.restart = seconds
-
-    def _restore_together(
-        self, ranks: Together, step: int | None, model: nn.Module, *wanted: Any
-    ) -> Restored | None:
-        """All ranks load the same one, or go on to the same older one."""
-        readers, passed = self.readers(step), None
-        while True:
-            found = None
-            if ranks.leads:
-                found = ranks.front.guard("restore", lambda: next(readers, None))
-            told, _ = self._agreed(ranks.front, step, found)
-            if told is None:
-                self._none_for_all(ranks.front, step, passed)
-                return None
-            restored, error, begin = None, None, time.monotonic()
-            try:
-                reader = found or self._reader_of(Name.of(told), ranks.rank)
-                restored = self._load(reader, model, *wanted)
-            except (Corruption, NotFound) as caught:
-                error = caught
-            except BaseException as caught:
-                ranks.front.tell("restored", caught)
-                raise
-            errors = ranks.front.exchange("restored", facts=error and str(error)[:2000])
-            if not any(errors):
-                self._learn(reader, time.monotonic() - begin)
-                return restored
-            passed = _first(errors)
-            _skipped(error or StokerError(passed))
-
-    def _agreed(
-        self, line: Ranks, step: int | None, found: Reader | None, said: Any = None
-    ) -> tuple[str | None, Any]:
-        """Which checkpoint rank 0 has found, and what it says of it. Mismatch if the ranks want
-        different steps."""
-        mine = {"step": step, "name": found and str(found.manifest.name), "said": said}
-        told = line.exchange("restore", facts=mine)
-        if any(each["step"] != told[0]["step"] for each in told):
-            wanted = ", ".join(str(each["step"] or "the newest") for each in told)
-            raise Mismatch(
-                f"the ranks ask for checkpoints of different steps ({wanted}); give all of them"
-                " the same"
-            )
-        return told[0]["name"], told[0]["said"]
-
-    def _none_for_all(self, line: Ranks, step: int | None, passed: str | None) -> None:
-        """Raises on all ranks where one of them finds that there were checkpoints."""
-        error: StokerError | None = None
-        try:
-            self._none_was_sound(step, passed)
-        except StokerError as caught:
-            error = caught
-        line.exchange("none", error)
-
-    def _reader_of(self, name: Name, rank: int) -> Reader:
-        """Of the first tier that has it sound."""
-        if all(name not in tier.folders() for tier in self._tiers):
-            where = ", ".join(tier.composition for tier in self._tiers)
-            raise NotFound(
-                f"rank {rank} does not find {name} in {where}, and rank 0 does; give all ranks one"
-                " folder or bucket that they share"
-            )
-        error: StokerError | None = None
-        for i, tier in enumerate(self._tiers):
-            try:
-                others = self._tiers[:i] + self._tiers[i + 1 :]
-                return Reader(tier, name, self._ring, others)
-            except (Corruption, NotFound) as caught:
-                error = error or caught
-        raise error
-
-    def _none_was_sound(self, step: int | None, passed: str | None = None) -> None:
-        """Raises where there were checkpoints: to begin anew would lose them. `passed`: why ranks
-        passed over the last that one of them found sound."""
-        if passed is not None:
-            raise Corruption(f"there is no checkpoint that all ranks can read; the last: {passed}")
-        if step is not None:
-            raise NotFound(
-                f"no tier has an intact checkpoint of step {step}; `stoker ckpt ls` shows what"
-                " there is"
-            )
-        if any(tier.names() for tier in self._tiers):
-            if self._newer is not None:
-                raise self._newer
-            raise Corruption(
-                f"none of the checkpoints in {', '.join(tier.composition for tier in self._tiers)}"
-                " is intact, and a failed restore may have changed some values; `stoker ckpt "
-                "verify --all` names the damage"
-            )
-
-    def readers(self, step: int | None = None) -> Any:
+    def readers(self, step: int | None = None) -> Iterator[Reader]:
         """The checkpoints, the newest first, each from the first tier that has it sound."""
         self._finish()  # a save uses the same buffers
-        self._newer = None
-        tried: set[Name] = set()
-        # listed anew each time: another process may save, and remove what was listed
-        while tiers_of := self._tiers_of(step, tried):
-            name = max(tiers_of)
-            tried.add(name)
-            for i, tier in enumerate(tiers_of[name]):
-                others = tiers_of[name][:i] + tiers_of[name][i + 1 :]
-                try:
-                    yield Reader(tier, name, self._ring, others)
-                    break
-                except (Corruption, NotFound, Mismatch) as error:
-                    if isinstance(error, Mismatch):
-                        self._newer = error
-                    _skipped(error)
-
-    def _tiers_of(self, step: int | None, tried: set[Name]) -> dict[Name, list[Tier]]:
-        """The checkpoints that were not tried yet, and who has them."""
-        found: dict[Name, list[Tier]] = {}
-        for tier in self._tiers:
-            for name in tier.names():
-                if name not in tried and (step is None or name.step == step):
-                    found.setdefault(name, []).append(tier)
-        return found
-
-    def _load(
-        self,
-        reader: Reader,
-        model: nn.Module | None,
-        optimizers: dict[str, Any],
-        loader: Any,
-        extra: dict[str, Any],
-    ) -> Restored:
-        manifest = reader.manifest
-        away = [key for key, each in optimizers.items() if isinstance(each, OffloadedOptimizer)]
-        if away:
-            raise Mismatch(
-                f"{reader.where}: {away[0]} belongs to a run of stoker.offload(), whose state does"
-                " not pass through memory; give the checkpoints to it: stoker.offload(...,"
-                " restore=ckpt)"
-            )
-        for module in sharded_modules(model) if model is not None else ():
-            module.reshard()
-        runs = {
-            key: InMemory(reader, model, each)
-            for key, each in optimizers.items()
-            if key in manifest.offloaded
-        }
-        optimizers = {key: each for key, each in optimizers.items() if key not in runs}
-        things = {**optimizers, **({"loader": loader} if loader is not None else {}), **extra}
-        for key in things:
-            if key not in manifest.objects:
-                raise Mismatch(
-                    f"{reader.where} holds no {key}; it has {', '.join(sorted(manifest.objects))}"
-                )
-            if not hasattr(things[key], "load_state_dict"):
-                raise InvalidArgument(
-                    f"do not pass {key} to restore(): it has no load_state_dict(). Its value is"
-                    " in the result's `extra`"
-                )
-        targets = _targets(model, reader) if model is not None else {}
-        values = {key for key in manifest.objects if key.startswith("extra.") and key not in things}
-        masters = {n: t for run in runs.values() for n, t in run.masters(targets).items()}
-        targets = {name: each for name, each in targets.items() if name not in masters}
-        reader.check_tensors(targets)
-        like: dict[int, torch.Tensor] = {}
-        for key, thing in optimizers.items():
-            _check_groups(reader, key, thing)
-            like |= places_of(reader, key, thing)
-        rng = f"rng.{_rank()}"  # also where this rank asks for a loader's state alone
-        rng = rng if rng in manifest.objects else "rng"
-        into = state_in_memory(reader, optimizers, [local(each) for each in targets.values()])
-        loaded = reader.objects([*things, *values, rng], like=like, into=into)
-        for key, thing in optimizers.items():
-            distribute(loaded[key], thing)
-        reader.load_tensors(targets)
-        for run in runs.values():
-            run.fill(masters)
-        for key, thing in things.items():
-            thing.load_state_dict(loaded[key])
-        record.set_rng_state(loaded[rng])
-        plain = {
-            key.removeprefix("extra."): (
-                loaded[key]["value"] if list(loaded[key]) == ["value"] else loaded[key]
-            )
-            for key in values
-        }
-        for run in runs.values():
-            plain = run.attached | plain
-        return Restored(manifest.step, str(manifest.name), reader.tier.composition, plain, manifest)
+        yield from self._candidates.readers(step)
 
     def at(self, step: int) -> At:
         """The checkpoint of that step, for `stoker.offload(..., restore=ckpt.at(step))`."""
@@ -943,93 +731,8 @@ class Checkpoints:
         self._raise_failure()
         self._check_open()
         if agreement is not None:
-            return self._fill_together(store, blocks, agreement, step)
-        held, begin, named = planes.held_in(store), time.monotonic(), step is not None
-        for reader in self.readers(step):
-            self._learn(reader, 0.0)
-            planes.check_not_another(reader, store, blocks)
-            told = planes.told_of(reader)
-            if not planes.takes(held, told, named, store):
-                return False
-            lineage = planes.lineage_after(held, told, named, fresh_name())
-            if divided := is_divided(reader):
-                run = Divided(reader, blocks, None)
-            else:
-                planes.check_model(reader, blocks)
-            try:
-                if divided:
-                    run.stage(store, self._runtime, lineage).commit("durable").wait()
-                else:
-                    planes.write_run(reader, store, self._runtime, lineage)
-                planes.tell_replaced(held, told, store)
-                self._pace.restart = time.monotonic() - begin
-                return True
-            except (Corruption, NotFound) as error:
-                _skipped(error)
-        self._none_was_sound(step)
-        return False
-
-    def _fill_together(
-        self, store: Any, blocks: list[Block], agreement: Agreement, step: int | None
-    ) -> bool:
-        """Each rank fills its own store, all of them from one checkpoint."""
-        line = agreement.ranks
-        readers, leads, named = self.readers(step), line.rank == 0, step is not None
-        held, begin, lost = planes.held_in(store), time.monotonic(), agreement.lost
-        # All ranks must decide alike. Unless one is lost the stores are at one step.
-        common = held if lost is None else planes.Held(lost.step, lost.lineage)
-        passed: str | None = None
-        while True:
-            found = line.guard("restore", lambda: next(readers, None)) if leads else None
-            mine = line.guard("restore", lambda: _said_of(found)) if found else None
-            name, said = self._agreed(line, step, found, mine)
-            if name is None:
-                self._none_for_all(line, step, passed)
-                if lost is not None:
-                    raise Mismatch(str(lost))
-                return False
-            told = planes.Told(said[0], Lineage(*said[1]), said[2])
-            decide = lambda told=told: planes.takes(common, told, named, store)
-            # before any of them reads what it may not need
-            if not line.guard("restored", decide) and lost is None:
-                return False
-            if not named and planes.is_abandoned(common, told):
-                passed = f"{told.where} is of a step that the run went back from"
-                continue
-            lineage = planes.lineage_after(common, told, named, agreement.fresh)
-            txn = error = None
-            try:
-                reader = found or self._reader_of(Name.of(name), line.rank)
-                run = Divided(reader, blocks, agreement)
-                planes.check_not_another(reader, store, blocks)
-                txn = run.stage(store, self._runtime, lineage)
-            except (Corruption, NotFound) as caught:
-                error = caught
-            except BaseException as caught:
-                line.tell("restored", caught)
-                raise
-            try:
-                errors = line.exchange("restored", facts=error and str(error)[:2000])
-            except BaseException:
-                if txn is not None:
-                    txn.abandon()
-                raise
-            if not any(errors):
-                txn.commit("durable").wait()
-                agreement.restored(told.step, lineage.run)
-                planes.tell_replaced(held, told, store)
-                if lost is not None and leads:
-                    log.warning(
-                        "%s All ranks go back to step %d, from %s",
-                        *(lost.sentence, told.step, reader.where),
-                    )
-                self._learn(reader, 0.0)
-                self._pace.restart = time.monotonic() - begin
-                return True
-            if txn is not None:
-                txn.abandon()
-            passed = _first(errors)
-            _skipped(error or StokerError(passed))
+            return self._restoring.into_stores(store, blocks, agreement, step)
+        return self._restoring.into_store(store, blocks, step)
 
     def _check_open(self) -> None:
         if not self._tiers:
@@ -1077,210 +780,6 @@ def _wait_for_saves() -> None:
                 continue
         for tier in each._tiers:
             tier.store.keep_space(0)
-
-
-def _waits(optimizer: Any) -> bool:
-    """Whether its step() waits for saves. One in a CUDA graph runs no hook: `capturable`."""
-    return isinstance(optimizer, torch.optim.Optimizer) and not any(
-        group.get("capturable") for group in optimizer.param_groups
-    )
-
-
-def _check_groups(reader: Reader, key: str, optimizer: Any) -> None:
-    """Mismatch where torch's optimizer would refuse the state, which it does after others were
-    loaded."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        return
-    sizes = lambda groups: [len(group["params"]) for group in groups]
-    ours, theirs = sizes(optimizer.param_groups), sizes(reader.outline(key)["param_groups"])
-    if ours != theirs:
-        raise Mismatch(
-            f"{reader.where}: {key} has groups of {theirs} parameters, and the given one of {ours};"
-            " make it with the same groups in the same order"
-        )
-
-
-def _targets(model: nn.Module, reader: Reader) -> dict[str, torch.Tensor]:
-    """The model's tensors by the names that the checkpoint has. Mismatch if they are not the
-    same."""
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in states.named_tensors(model, away=False).items():
-        if hasattr(tensor, "_stoker_session"):
-            raise Mismatch(
-                f"the values of {name} are in the store of stoker.offload(); restore by"
-                " stoker.offload(..., restore=ckpt), or before the model is given to it"
-            )
-        if local(tensor).is_meta:
-            raise Mismatch(
-                f"{name} of the model is on the meta device and has no memory; call"
-                ' model.to_empty(device="cpu") first'
-            )
-        found[states.plain(name)] = tensor
-    names, every = set(found), found
-    there = {*reader.tensors(), *reader.manifest.aliases}
-    found = _tied_once(found, there, reader)
-    if missing := sorted(found.keys() - there):
-        raise Mismatch(f"{reader.where} lacks {_some(missing)}; it belongs to another model")
-    if left := sorted(there - names):
-        raise Mismatch(
-            f"the model lacks {_some(left)}, which {reader.where} holds; it belongs to another"
-            " model"
-        )
-    for alias, name in reader.manifest.aliases.items():
-        if local(every[alias]).data_ptr() != local(every[name]).data_ptr():
-            raise Mismatch(
-                f"{reader.where} has {alias} tied to {name}, the model has them apart; tie them"
-                " first (model.tie_weights(), say)"
-            )
-    return {
-        name: tensor.detach()
-        for name, tensor in found.items()
-        if name not in reader.manifest.aliases
-    }
-
-
-def _tied_once(
-    found: dict[str, torch.Tensor], there: set[str], reader: Reader
-) -> dict[str, torch.Tensor]:
-    """Of names that are the same memory in the model, those that are to be read: the checkpoint may
-    have the weight once, under one of the names. Mismatch if it has different values for them."""
-    groups: dict[Any, list[str]] = {}
-    for name, tensor in found.items():
-        same = id(tensor) if is_sharded(tensor) else states.place_of(tensor)
-        groups.setdefault(same, []).append(name)
-    kept = dict(found)
-    aliases, places = reader.manifest.aliases, reader.tensors()
-    for names in groups.values():
-        known = [name for name in names if name in there]
-        if not known:
-            continue
-        for name in set(names) - there:
-            del kept[name]
-        first, *others = dict.fromkeys(aliases.get(name, name) for name in known)
-        for other in others:
-            (one, left), (two, right) = (reader.tensor(*places[n]) for n in (first, other))
-            if (one.dtype, one.shape, left) != (two.dtype, two.shape, right):
-                raise Mismatch(
-                    f"{reader.where} has {first} and {other} apart, with different values, and the"
-                    " model has them tied; make the model without the tie"
-                )
-    return kept
-
-
-def _said_of(reader: Reader) -> list[Any]:
-    """What other ranks are told of a run; they make a planes.Told of it."""
-    told = planes.told_of(reader)
-    return [told.step, [told.lineage.run, told.lineage.left], told.where]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _optimizers(optimizer: Any) -> dict[str, Any]:
-    if optimizer is None:
-        return {}
-    if isinstance(optimizer, Mapping):
-        return {f"optimizer.{key}": each for key, each in optimizer.items()}
-    if isinstance(optimizer, (list, tuple)):
-        return {f"optimizer.{i}": each for i, each in enumerate(optimizer)}
-    return {"optimizer": optimizer}
-
-
-def _extras(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {f"extra.{key}": each for key, each in (extra or {}).items()}
-
-
-def _contents_of(files: Mapping[str, Any]) -> dict[str, bytes]:
-    found = {}
-    for name, each in files.items():
-        if isinstance(each, bytes):
-            found[name] = each
-        else:
-            with open(each, "rb") as file:
-                found[name] = file.read()
-    return found
-
-
-def _model_of(model: nn.Module | None, optimizer: Any) -> nn.Module | None:
-    """Where only the optimizer of a sharded offloaded run was given, its model: its ranks save it
-    together."""
-    for each in _optimizers(optimizer).values() if model is None else ():
-        if isinstance(each, OffloadedOptimizer) and each._session.agreement is not None:
-            return each._session.model
-    return model
-
-
-def _take_snapshot(run: Run) -> None:
-    """Names the run's newest step, and makes it durable."""
-    _make_room(run)
-    run.session.name_step(run.snapshot)
-    run.session.reads.until(run.read, run.hurry)
-
-
-def _take_snapshot_together(ranks: Together, run: Run) -> None:
-    """The same on all ranks, each in its own store; and all named the same step. Where one cannot,
-    all raise."""
-    session = run.session
-    if session.agreement is None:
-        raise Unsupported(
-            "the model is sharded, and the optimizer that stoker.offload() made is of another one;"
-            " save them apart"
-        )
-    if session.agreement.ranks.world != ranks.world:
-        raise Unsupported(
-            f"{session.agreement.ranks.world} of {ranks.world} ranks share the offloaded model; a"
-            " checkpoint takes one that all ranks share"
-        )
-    ranks.front.guard("room", lambda: _make_room(run))
-    ranks.front.exchange("room")
-    ranks.front.guard("named", lambda: session.name_step(run.snapshot))
-    session.reads.until(run.read, run.hurry)
-    agreement = session.agreement
-    mine = [session.step_count, agreement.run, agreement.timeline]
-    if any(each != mine for each in ranks.front.exchange("named", facts=mine)):
-        raise Mismatch(
-            "the ranks have the stores of different steps or runs; end all processes and start them"
-            " again with resume=True"
-        )
-
-
-def _make_room(run: Run) -> None:
-    """For one more step in the store. An error where there is none."""
-    session, store = run.session, run.store
-    session.check_open()
-    session.reads.wait()  # other Checkpoints may copy a step: its name must stay
-    left = [each for each in store.info()["snapshots"] if each.startswith(_SNAPSHOT)]
-    for each in left:  # of a process that was killed
-        store.drop(each).wait()
-    kept = len(store.info()["snapshots"]) if session.agreement is None else 1
-    what = session.blocks, session.algorithm
-    check_room_to_copy(session.runtime, *what, kept, session.buffers.bytes)
-
-
-def _drop(runs: list[Run]) -> None:
-    for run in runs:
-        try:
-            if run.snapshot in run.store.info()["snapshots"]:
-                run.store.drop(run.snapshot, "deferred").wait()
-        except StokerError as error:  # the checkpoint is as good without it
-            log.warning("a step that was copied keeps its snapshot until the next save: %s", error)
-        finally:
-            run.read.set()
-
-
-def _rank() -> int:
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if there else 0
-
-
-def _first(errors: list[str | None]) -> str:
-    """The first of what ranks told, with its rank."""
-    return next(f"rank {rank}: {each}" for rank, each in enumerate(errors) if each)
-
-
-def _skipped(error: BaseException) -> None:
-    warnings.warn(f"skipped a checkpoint: {error}", stacklevel=4)
 
 
 __all__ = ["Checkpoints", "Edited", "Handle", "Keep", "Restored"]

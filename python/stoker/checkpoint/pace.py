@@ -109,3 +109,21 @@ class Pace:
         if self._last is not None:
             self.between = now - self._last
         self._last, self.cost = now, cost
+
+
+class Restarts:
+    """What the paces of a run learn from the checkpoint that it goes on from."""
+
+    def __init__(self, saving: Pace, copying: list[Pace]) -> None:
+        self._saving, self._copying, self._told = saving, copying, False
+
+    def learn(self, writer: dict[str, Any], seconds: float) -> None:
+        """That the run was restarted, and how long the restore took; once a process."""
+        if not self._told:
+            self._told = True
+            for pace in (self._saving, *self._copying):
+                pace.restarted(writer)
+                pace.restart = seconds
+
+    def took(self, seconds: float) -> None:
+        self._saving.restart = seconds
