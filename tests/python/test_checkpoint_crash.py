@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.checkpoint import checkpoints, parts, workspace
+from stoker.checkpoint import candidates, checkpoints, parts, workspace
 from stoker.checkpoint.manifest import MANIFEST, TABLE
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.workspace import Tier
@@ -362,7 +362,7 @@ def the_oldest_is_restored(monkeypatch):
     names = Tier.names
     monkeypatch.setattr(Tier, "names", lambda self: names(self)[::-1])
     oldest = lambda of, *more, **how: min(of) if isinstance(of, dict) else max(of, *more, **how)
-    monkeypatch.setattr(checkpoints, "max", oldest, raising=False)
+    monkeypatch.setattr(candidates, "max", oldest, raising=False)
 
 
 BUGS = (
