@@ -1161,8 +1161,9 @@ def test_a_restore_takes_what_is_saved_while_it_reads(folder):
 
         tier.names = then_goes
         other, other_opt = made()
-        with pytest.warns(UserWarning, match="step-000001.* is not a checkpoint"):
+        with pytest.warns(UserWarning, match="step-000001.* is not a checkpoint") as told:
             assert reader.restore(model=other, optimizer=other_opt).step == 2
+        assert told[0].filename == __file__  # the line that called restore()
         assert_same(other, copied(model))
 
 

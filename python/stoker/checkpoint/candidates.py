@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -109,7 +110,11 @@ class Candidates:
 
 
 def skipped(error: BaseException) -> None:
-    warnings.warn(f"skipped a checkpoint: {error}", stacklevel=4)
+    """Warns whoever called Stoker, at the line of that call."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("stoker."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"skipped a checkpoint: {error}", stacklevel=level)
 
 
 def first_of(errors: list[str | None]) -> str:

@@ -35,8 +35,8 @@ from stoker.checkpoint.grace import Grace
 from stoker.checkpoint.handle import Handle
 from stoker.checkpoint.loading import Restored
 from stoker.checkpoint.manifest import File, Name
-from stoker.checkpoint.pace import COPYING_AT_MOST, Costs, Pace, Restarts, Rests
 from stoker.checkpoint.named_steps import SNAPSHOT, drop, name_newest, name_together
+from stoker.checkpoint.pace import COPYING_AT_MOST, Costs, Pace, Restarts, Rests
 from stoker.checkpoint.parts import Edited
 from stoker.checkpoint.reading import Reader
 from stoker.checkpoint.reduction import Reduction

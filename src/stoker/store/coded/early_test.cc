@@ -169,8 +169,13 @@ TEST(CodedScrubWaits, AStripeWaitsForOneTransferAtMost) {
     EXPECT_EQ(report->found(), 0U);
     return world.waits() - before;
   };
-  // 6 for 6 more stripes, and not 12; two or so depend on how threads meet
-  EXPECT_LE(waits(8), waits(2) + 6 + 3);
+  // How threads meet adds one now and then: the least of several runs is what it needs.
+  const auto least = [&waits](size_t stripes) {
+    uint64_t found = waits(stripes);
+    for (int i = 1; i < 5; ++i) found = std::min(found, waits(stripes));
+    return found;
+  };
+  EXPECT_LE(least(8), least(2) + 6);
 }
 
 TEST_F(CodedEarly, TheCommitFindsTheChunksWritten) {

@@ -216,8 +216,7 @@ std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, 
     return {};
   in.get_bytes(kPageHeadBytes - (kBlock - in.left()));
   const size_t rows = std::min(shape.rows_per_page(), shape.rows() - page * shape.rows_per_page());
-  if (chunk < shape.k) found.data.reserve(rows);
-  if (chunk >= shape.k) found.parity.reserve(rows);
+  chunk < shape.k ? found.data.reserve(rows) : found.parity.reserve(rows);
   for (size_t row = 0; row < rows; ++row) {
     if (chunk >= shape.k) {
       found.parity.push_back(get_entry(in, shape.k));
