@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import math
 import os
 import re
@@ -70,7 +71,7 @@ def number(least: float, most: float) -> Callable[[str], float]:
 def named(text: str) -> str:
     """A path that is not empty, as the type of an option."""
     if not text:
-        raise argparse.ArgumentTypeError("the name is empty")
+        raise argparse.ArgumentTypeError("the path is empty: give a path")
     return text
 
 
@@ -83,6 +84,28 @@ def sentence(error: BaseException) -> str:
     return f"{os.fsdecode(error.filename)} cannot be used ({error.strerror})"
 
 
+_CURES = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "name a folder",
+    errno.EISDIR: "name a file",
+    errno.EACCES: "change its permissions, or give another path",
+    errno.EPERM: "change its permissions, or give another path",
+    errno.EROFS: "give a path that can be written to",
+    errno.ENOSPC: "free some space, or give another path",
+    errno.EDQUOT: "free some space, or give another path",
+}
+
+
+def _with_cure(error: BaseException) -> str:
+    """The sentence of an error, and what to do, where it is an error of Python that says nothing
+    of it."""
+    text = sentence(error)
+    if isinstance(error, StokerError) or not isinstance(error, OSError):
+        return text
+    cure = _CURES.get(error.errno)
+    return f"{text}; {cure}" if cure else text
+
+
 def say(text: str) -> None:
     """Prints a line of the result."""
     print(printable(text))
@@ -91,7 +114,7 @@ def say(text: str) -> None:
 def fail(prog: str, error: BaseException | str) -> int:
     """Says it on stderr; returns the exit status."""
     print(
-        f"{prog}: {printable(error if isinstance(error, str) else sentence(error))}",
+        f"{prog}: {printable(error if isinstance(error, str) else _with_cure(error))}",
         file=sys.stderr,
     )
     return FAILED

@@ -72,7 +72,9 @@ class StokerFileSystem(AbstractFileSystem):
         raise FileNotFoundError(path)
 
     def created(self, path: str) -> Any:
-        raise NotImplementedError("a store keeps no times")
+        raise NotImplementedError(
+            f"a store does not keep the time when {path} was written; use checksum() to see changes"
+        )
 
     modified = created
 

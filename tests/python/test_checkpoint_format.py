@@ -280,7 +280,7 @@ def test_tables_of_many_chunks():
     assert found["b"] == [] and found["c"][0].bytes == CHUNK
     elsewhere = bytearray(data)
     elsewhere[80] = 1
-    with pytest.raises(errors.Corruption, match="gives chunk 0 of .* bytes at byte"):
+    with pytest.raises(errors.Corruption, match="says that chunk 0 of .* has .* bytes from byte"):
         parse_table(bytes(elsewhere), of_table(bytes(elsewhere), files), "here")
 
 
@@ -456,6 +456,6 @@ def test_the_command(tmp_path, capsys):
     assert run("ls", tmp_path / "none") == (
         1,
         "",
-        f"stoker ckpt ls: there is no folder {tmp_path}/none\n",
+        f"stoker ckpt ls: there is no folder {tmp_path}/none; check the path\n",
     )
     assert run("show", store, "--step", 9)[0] == 1

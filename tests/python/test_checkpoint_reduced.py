@@ -184,12 +184,12 @@ def test_damage_is_mended_from_the_other_store_whatever_it_has(copy, saved, capl
     near, far = folder_in(copy / "run"), folder_in(copy / "far")
     flip(near / PACK, 70_000)
     assert loads(copy / "run", saved[1], also=(copy / "far",)) == []
-    assert "these bytes were taken from dir:" in caplog.text
+    assert "these bytes were read from dir:" in caplog.text
     caplog.clear()
     flip(near / PACK, 70_000)  # well again
     flip(far / SMALL, 5000)
     assert loads(copy / "far", saved[1], also=(copy / "run",)) == []
-    assert "these bytes were taken from dir:" in caplog.text
+    assert "these bytes were read from dir:" in caplog.text
     os.remove(far / SMALL)
     assert loads(copy / "far", saved[1], also=(copy / "run",)) == []
     flip(near / MANIFEST, 50)  # its files lie there as they are

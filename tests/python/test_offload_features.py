@@ -1341,7 +1341,7 @@ def test_an_amount_of_memory_is_any_whole_number(offload):
 def test_sentences_about_optimizers(offload):
     model = tiny()
     cases = [
-        (torch.optim.RMSprop(model.parameters()), "RMSprop has no offloaded form"),
+        (torch.optim.RMSprop(model.parameters()), "RMSprop cannot be offloaded"),
         (adamw(model, amsgrad=True), r"AdamW\(amsgrad=True\)"),
         (
             torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.zeros(2))]),
@@ -1390,7 +1390,7 @@ def test_a_model_on_the_meta_device(offload, tmp_path, resumes):
     with pytest.raises(
         errors.InvalidArgument,
         match=(
-            r"buffer seen is on the meta device and its values are not in .*include_buffers=False"
+            r"buffer seen is on the meta device, and its values are not in .*include_buffers=False"
         ),
     ):
         offload(model, its, weights=tmp_path / "other.safetensors")

@@ -333,7 +333,9 @@ def test_a_wrong_option_is_one_sentence(name, tmp_path, monkeypatch, capfd):
 def test_what_is_printed_has_no_control_characters(capsys):
     assert command.printable("a\x1b[2J\n\u009b\udc80é") == "a\\x1b[2J\\x0a\\xc2\\x9b\\x80é"
     assert command.fail("stoker plan", FileNotFoundError(2, "No such file", "a\x07b")) == 1
-    assert capsys.readouterr().err == "stoker plan: a\\x07b cannot be used (No such file)\n"
+    assert capsys.readouterr().err == (
+        "stoker plan: a\\x07b cannot be used (No such file); check the path\n"
+    )
 
 
 def test_ls_of_a_run_begins_with_a_summary(small, tmp_path):

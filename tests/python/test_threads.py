@@ -139,9 +139,11 @@ def test_the_budget_of_cores(tmp_path):
     with stoker.open_store(f"dir:{tmp_path / 'data'}", create=True) as store:
         put(store, "a.npy", npy(np.zeros((8, 4), np.float32)))
         source = Rows(store, "a.npy")
-        with pytest.raises(ValueError, match="cpus=0 allows fewer threads.*at least cpus=1"):
+        with pytest.raises(ValueError, match="cpus=0 is less than the 1 thread.*at least cpus=1"):
             Loader(source, batch=4, cpus=0)
-        with pytest.raises(ValueError, match=r"than Jpeg\(threads=3\) has: give at least cpus=3"):
+        with pytest.raises(
+            ValueError, match=r"is less than Jpeg\(threads=3\): give at least cpus=3"
+        ):
             Loader(source, batch=4, cpus=2, decode=stoker.data.Jpeg(8, threads=3))
         loader = Loader(source, batch=4)
         row = loader.account.take()

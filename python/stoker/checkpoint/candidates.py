@@ -69,7 +69,9 @@ class Candidates:
         """Raises where there were checkpoints: to begin anew would lose them. `passed`: why ranks
         passed over the last that one of them found sound."""
         if passed is not None:
-            raise Corruption(f"there is no checkpoint that all ranks can read; the last: {passed}")
+            raise Corruption(
+                f"no checkpoint can be read by all ranks. The last that was tried: {passed}"
+            )
         if step is not None:
             raise NotFound(
                 f"no tier has an intact checkpoint of step {step}; `stoker ckpt ls` shows what"

@@ -457,7 +457,7 @@ class Checkpoints:
             error = caught
             what = "failed"
             if handle.done():
-                what = "is durable, but what follows failed"
+                what = "is saved, but copying it or removing old ones failed"
             log.error("the checkpoint of step %d %s: %s", handle.step, what, caught)
             self._failed = caught
         busy = time.thread_time()  # processors that training may have wanted
@@ -478,7 +478,7 @@ class Checkpoints:
             except StokerError as error:  # the others get it nevertheless
                 errors.append(error)
         for error in errors[1:]:
-            log.error("the checkpoint of step %d: %s", name.step, error)
+            log.error("copying the checkpoint of step %d failed: %s", name.step, error)
         if errors:
             raise errors[0]
 
@@ -530,7 +530,7 @@ class Checkpoints:
                     self._copy_to(tier, name)
                     self._retain(tier, name)
                 except StokerError as error:
-                    log.error("%s did not get %s: %s", tier.composition, name, error)
+                    log.error("copying %s to %s failed: %s", name, tier.composition, error)
                     errors.append(error)
         if errors:
             raise errors[0]
@@ -757,7 +757,7 @@ class Checkpoints:
             try:
                 tier.close()
             except StokerError as error:
-                log.error("%s was not closed: %s", tier.composition, error)
+                log.error("closing %s failed: %s", tier.composition, error)
                 self._failed = getattr(self, "_failed", None) or error
         self._ranks = None
         if getattr(self, "_failed", None) is not None:
@@ -775,7 +775,10 @@ def _wait_for_saves() -> None:
     """At the end of a program that did not call close()."""
     for each in list(_all):
         if each._thread is not None and each._thread.is_alive():
-            log.warning("waiting for the save of step %d; close() does so too", each._handle.step)
+            log.warning(
+                "the program ends: waiting for the save of step %d; call close() to wait before",
+                each._handle.step,
+            )
             if not each._finish_in_time():
                 continue
         for tier in each._tiers:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.checkpoint.manifest import (
+    CURE,
     MANIFEST,
     REDUCED,
     REDUCED_TABLE,
@@ -186,7 +187,7 @@ def check_newest(tier: Tier, gone: list[Name], ring: Ring, just: Name | None = N
         Reader(tier, just if just in kept else max(kept), ring, []).verify()
     except (Corruption, NotFound) as error:
         raise Corruption(
-            f"no old checkpoint is removed, because the newest one is damaged: {error}; remove "
-            f"its folder,"
-            " or copy it again from another store"
+            "no old checkpoint is removed, because the newest one is damaged:"
+            f" {str(error).removesuffix('; ' + CURE)}; remove the newest with `stoker ckpt rm`, or"
+            " copy it again from another store"
         ) from error

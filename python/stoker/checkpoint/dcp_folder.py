@@ -213,8 +213,8 @@ def _tensor(
         chunk = _Chunk(folder, each.offsets, each.sizes, stored[index])
         inside = (b >= 0 and b + s <= n for b, s, n in zip(chunk.begin, chunk.size, spec.shape))
         if not all(inside) or len(chunk.size) != len(spec.shape):
-            raise ValueError(f"a chunk of {fqn} lies outside of it")
+            raise ValueError(f"a chunk of {fqn} lies outside of its shape {list(spec.shape)}")
         chunks.append(chunk)
     if sum(math.prod(chunk.size) for chunk in chunks) != math.prod(spec.shape):
-        raise ValueError(f"the chunks of {fqn} do not fill it")
+        raise ValueError(f"the chunks of {fqn} do not fill its shape {list(spec.shape)}")
     return spec, _Assembled(spec, chunks)

@@ -17,12 +17,12 @@ import torch
 
 from stoker import _core
 from stoker.checkpoint import planes, scaled, shards
-from stoker.checkpoint.manifest import Piece
+from stoker.checkpoint.manifest import Piece, damaged
 from stoker.checkpoint.reading import Reader, Wanted, wanted_of
 from stoker.checkpoint.rectangles import Match, common
 from stoker.checkpoint.state import plain, row_major
 from stoker.checkpoint.windows import Windows
-from stoker.errors import Corruption, Mismatch
+from stoker.errors import Mismatch
 from stoker.offload.model.blocks import Block, Param, Unit, signature
 from stoker.offload.model.moments import moments_of
 from stoker.offload.ranks.agreement import Agreement
@@ -112,7 +112,7 @@ class Divided:
 
     def _breaks(self, error: Exception) -> Exception:
         where = self._reader.where
-        return Corruption(f"{where}: the manifest breaks the format of a run ({error!r})")
+        return damaged(where, f"the manifest breaks the format of a run ({error!r})")
 
     def _all_held(self) -> dict[str, list[_Held]]:
         found: dict[str, list[_Held]] = {}
@@ -321,9 +321,10 @@ class Divided:
 
     def _check_all_of(self, param: Param, count: int) -> None:
         if count != param.numel:
-            raise Corruption(
-                f"{self._reader.where} is not complete: its ranks hold {count} of the {param.numel}"
-                f" elements of parameter {param.name}; restore another step"
+            raise damaged(
+                self._reader.where,
+                f"the parts of its ranks hold {count} of the {param.numel} elements of parameter"
+                f" {param.name}",
             )
 
     def _want(self, plane: str, param: Param, into: torch.Tensor, by_file: dict) -> list:

@@ -44,7 +44,7 @@ class Grace:
             return
         self._until = time.monotonic() + self._seconds
         log.warning(
-            "SIGTERM: saving at the end of this step, within %g s; once more ends at once",
+            "SIGTERM: saving at the end of this step, within %g s; a second SIGTERM ends at once",
             self._seconds,
         )
 

@@ -47,7 +47,7 @@ def read(path: str | os.PathLike, key: str | None = None) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.exists():
-        raise NotFound(f"{path} does not exist")
+        raise NotFound(f"{path} does not exist; check the path")
     if (path / dcp_folder.METADATA).exists():
         return {"model": Elsewhere(dcp_folder.read(path, key)), "files": {}}
     if path.is_dir():
@@ -60,7 +60,10 @@ def read(path: str | os.PathLike, key: str | None = None) -> dict[str, Any]:
         sources, beside = [path], {}
     if path.is_dir() or path.suffix == ".safetensors":
         if key is not None:
-            raise InvalidArgument("key= is for files of torch.save; safetensors files have none")
+            raise InvalidArgument(
+                f"key={key!r} names an entry of a file of torch.save, but {path} is safetensors;"
+                " leave key= (--key) out"
+            )
         return {"model": Elsewhere(_safetensors(sources)), "files": beside}
     return {"model": Imported(_torch_file(path, key)), "files": {}}
 

@@ -15,7 +15,7 @@ from stoker.checkpoint import planes, shards
 from stoker.checkpoint.reading import Reader, Wanted, room, wanted_of
 from stoker.checkpoint.rectangles import common
 from stoker.checkpoint.state import plain
-from stoker.errors import Corruption, Mismatch, StokerError
+from stoker.errors import Mismatch, StokerError
 from stoker.offload.model.moments import moments_of
 from stoker.offload.storage import record
 
@@ -68,7 +68,7 @@ class InMemory:
     def _breaks(self, error: Exception) -> StokerError:
         if isinstance(error, StokerError):
             return error
-        return Corruption(f"{self._reader.where}: the manifest breaks the format ({error!r})")
+        return damaged(self._reader.where, f"the manifest breaks the format of a run ({error!r})")
 
     def _check(self) -> None:
         where, optimizer = self._reader.where, self._optimizer
@@ -80,7 +80,8 @@ class InMemory:
             )
         if any(param not in self._names for param in self._all_params()):
             raise Mismatch(
-                "the optimizer holds parameters that the model lacks; give its own model"
+                "the optimizer holds parameters that the model lacks; give the model that it"
+                " updates"
             )
         groups = self._models[0].get("groups")
         ours = [

@@ -28,6 +28,7 @@ VERSION_RANKS = 4  # it holds an offloaded run of several ranks
 MANIFEST, TABLE, REDUCED_TABLE = "MANIFEST.json", "chunks-00000.bin", "reduced-00000.bin"
 REDUCED = ".reduced"  # what the name of a reduced file ends with
 CHUNK = 4 << 20  # bytes
+CURE = "copy it again from another store, or restore another step"  # of a damaged checkpoint
 _FOLDER = re.compile(r"step-(\d{6,18})-(\d{6,18})-([0-9a-f]{8})")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _HEADER = struct.Struct("<8sIIQQ32x")
@@ -172,12 +173,13 @@ class Manifest:
         """Corruption, or Mismatch for a later version, in a sentence that begins with `where`."""
         found = re.fullmatch(rb'(.*),"digest":"([0-9a-f]{32})"\}\n', data, re.DOTALL)
         if not found or hash_of(found[1]).hex().encode() != found[2]:
-            raise Corruption(f"{where}: {MANIFEST} does not match its digest; it is damaged")
+            raise damaged(where, f"{MANIFEST} is damaged: its bytes do not match its digest")
         try:
             whole = json.loads(found[1] + b"}")
             if whole.pop("format") != FORMAT:
                 raise Mismatch(
-                    f"{where}: {MANIFEST} was not written by Stoker: its format is not {FORMAT!r}"
+                    f"{where}: {MANIFEST} was not written by Stoker: its format is not {FORMAT!r};"
+                    " name a store that holds checkpoints of Stoker"
                 )
             version = whole.pop("version")
             if version not in (VERSION, VERSION_SHARDED, VERSION_REDUCED, VERSION_RANKS):
@@ -194,8 +196,8 @@ class Manifest:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, Mismatch):
                 raise
-            raise Corruption(
-                f"{where}: {MANIFEST} breaks the format of a checkpoint ({error})"
+            raise damaged(
+                where, f"{MANIFEST} breaks the format of a checkpoint ({error})"
             ) from None
         return made
 
@@ -261,6 +263,11 @@ class Manifest:
         _rule(sum(math.prod(size) for _, size in seen) == math.prod(shape), what)
 
 
+def damaged(where: str, what: str) -> Corruption:
+    """The error for a checkpoint of which something is damaged or missing."""
+    return Corruption(f"{where}: {what}; {CURE}")
+
+
 def _rule(holds: Any, what: str) -> None:
     if not holds:
         raise ValueError(f"{what} is not as the format says")
@@ -323,9 +330,10 @@ def parse_table(data: bytes, manifest: Manifest, where: str) -> dict[str, list[E
                 )
             size = min(CHUNK, file.bytes - i * CHUNK)
             if (offset, length) != (i * CHUNK, size):
-                raise Corruption(
-                    f"{where}: {table.name} gives chunk {i} of {file.name} {length} bytes at byte"
-                    f" {offset}; by the size in the manifest it has {size} at byte {i * CHUNK}"
+                raise damaged(
+                    where,
+                    f"{table.name} says that chunk {i} of {file.name} has {length} bytes from byte"
+                    f" {offset}, but by the manifest it has {size} from byte {i * CHUNK}",
                 )
             entries.append(Entry(digest, offset, length))
             at += _ENTRY.size
@@ -363,16 +371,18 @@ def parse_reduced(data: bytes, manifest: Manifest, where: str) -> dict[str, list
             most = min(CHUNK, file.bytes - i * CHUNK)
             fits = made.bytes == most if made.width == 0 else 0 < made.bytes < most
             if made.offset != end or not fits:
-                raise Corruption(
-                    f"{where}: {table.name} gives chunk {i} of {file.name} {made.bytes} bytes at"
-                    f" byte {made.offset}; it begins at byte {end} and has {most} at most"
+                raise damaged(
+                    where,
+                    f"{table.name} says that chunk {i} of {file.name} has {made.bytes} bytes from"
+                    f" byte {made.offset}, but it begins at byte {end} and has at most {most}",
                 )
             chunks.append(made)
             end, at = end + made.bytes, at + _ENTRY.size
         if end != manifest.reduced[file.name]:
-            raise Corruption(
-                f"{where}: the chunks of {file.name} in {table.name} have {end} bytes, and the"
-                f" manifest says {manifest.reduced[file.name]}"
+            raise damaged(
+                where,
+                f"the chunks of {file.name} in {table.name} have {end} bytes, but the manifest"
+                f" says {manifest.reduced[file.name]}",
             )
         found[file.name] = chunks
     return found
@@ -380,7 +390,7 @@ def parse_reduced(data: bytes, manifest: Manifest, where: str) -> dict[str, list
 
 def _check_table(data: bytes, table: Table, magic: bytes, where: str) -> None:
     if len(data) != table.bytes or hash_of(data).hex() != table.hash:
-        raise Corruption(f"{where}: {table.name} does not match its hash; it is damaged")
+        raise damaged(where, f"{table.name} is damaged: its bytes do not match their hash")
     found, version, size, count, chunk = _HEADER.unpack_from(data)
     if version != 1:
         raise Mismatch(
@@ -388,7 +398,7 @@ def _check_table(data: bytes, table: Table, magic: bytes, where: str) -> None:
             " newer Stoker"
         )
     if (found, size, chunk) != (magic, _ENTRY.size, CHUNK) or count * size != len(data) - 64:
-        raise Corruption(
-            f"{where}: {table.name} breaks the format: its header does not fit its"
-            f" {len(data)} bytes"
+        raise damaged(
+            where,
+            f"{table.name} breaks the format: its header does not fit its {len(data)} bytes",
         )

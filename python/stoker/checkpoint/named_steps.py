@@ -26,13 +26,13 @@ def name_together(ranks: Together, run: Run) -> None:
     session = run.session
     if session.agreement is None:
         raise Unsupported(
-            "the model is sharded, and the optimizer that stoker.offload() made is of another one;"
-            " save them apart"
+            "the model is sharded, but the optimizer that stoker.offload() made updates another"
+            " model; give each model its own stoker.Checkpoints"
         )
     if session.agreement.ranks.world != ranks.world:
         raise Unsupported(
-            f"{session.agreement.ranks.world} of {ranks.world} ranks share the offloaded model; a"
-            " checkpoint takes one that all ranks share"
+            f"{session.agreement.ranks.world} of {ranks.world} ranks share the offloaded model;"
+            " shard it over all ranks to save it"
         )
     ranks.front.guard("room", lambda: _make_room(run))
     ranks.front.exchange("room")
@@ -42,8 +42,8 @@ def name_together(ranks: Together, run: Run) -> None:
     mine = [session.step_count, agreement.run, agreement.timeline]
     if any(each != mine for each in ranks.front.exchange("named", facts=mine)):
         raise Mismatch(
-            "the ranks have the stores of different steps or runs; end all processes and start them"
-            " again with resume=True"
+            "the stores of the ranks are at different steps, or belong to different runs; end all"
+            " processes and start them again with resume=True"
         )
 
 
@@ -66,6 +66,10 @@ def drop(runs: list[Run]) -> None:
             if run.snapshot in run.store.info()["snapshots"]:
                 run.store.drop(run.snapshot, "deferred").wait()
         except StokerError as error:  # the checkpoint is as good without it
-            log.warning("a step that was copied keeps its snapshot until the next save: %s", error)
+            log.warning(
+                "snapshot %s cannot be removed from the store; the next save tries again: %s",
+                run.snapshot,
+                error,
+            )
         finally:
             run.read.set()

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import torch
 
 from stoker import _core
+from stoker.checkpoint.manifest import damaged
 from stoker.checkpoint.parts import memory
 from stoker.checkpoint.reading import Reader, Wanted
 from stoker.checkpoint.state import plain
 from stoker.checkpoint.windows import Windows
-from stoker.errors import Corruption, Mismatch, NotFound
+from stoker.errors import Mismatch, NotFound
 from stoker.offload.storage import record
 from stoker.offload.storage.lineage import Lineage
 from stoker.offload.model.blocks import Block, difference, signature
@@ -33,7 +34,8 @@ def run_in(reader: Reader) -> dict[str, Any]:
             f"{reader.where} holds no run of stoker.offload(); call ckpt.restore(model=...,"
             " optimizer=...) first, and then stoker.offload() without restore="
             if not runs
-            else f"{reader.where} holds {len(runs)} offloaded runs; one store takes one"
+            else f"{reader.where} holds {len(runs)} runs of stoker.offload(), but a store takes"
+            " one; choose a checkpoint that holds one"
         )
     return next(iter(runs.values()))
 
@@ -65,8 +67,8 @@ def told_of(reader: Reader) -> Told:
         return Told(int(share["state"]["step"]), lineage, reader.where)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         where = reader.where
-        raise Corruption(
-            f"{where}: the manifest breaks the format of an offloaded run ({error!r})"
+        raise damaged(
+            where, f"the manifest breaks the format of an offloaded run ({error!r})"
         ) from error
 
 
@@ -122,7 +124,9 @@ def lineage_after(held: Held | None, told: Told, named: bool, fresh: str) -> Lin
 
 def check_model(reader: Reader, blocks: list[Block]) -> None:
     if problem := difference(record.decode(run_in(reader)["model"]), signature(blocks)):
-        raise Mismatch(f"{reader.where} holds another model: {problem}; give the right model")
+        raise Mismatch(
+            f"{reader.where} holds another model: {problem}; give the model that was saved"
+        )
 
 
 def check_not_another(reader: Reader, store: Any, blocks: list[Block]) -> None:
@@ -144,7 +148,7 @@ def check_not_another(reader: Reader, store: Any, blocks: list[Block]) -> None:
         problem = f"another run: of {describe(kind(there))}, and {reader.where} is of"
         problem += f" {describe(kind(given))}"
     if problem is not None:
-        raise Mismatch(f"{_place(store)} holds {problem}; give another store to restore= into")
+        raise Mismatch(f"{_place(store)} holds {problem}; restore into an empty store")
 
 
 def write_run(reader: Reader, store: Any, runtime: _core.Runtime, lineage: Lineage) -> None:
@@ -197,15 +201,17 @@ def chunk_bytes(store: Any, key: str, said: dict, reader: Reader) -> list[int]:
 def write_part(windows: Windows, reader: Reader, key: str, said: dict) -> None:
     number = said["part"]
     if not isinstance(number, int) or not 0 <= number < len(reader.manifest.state):
-        raise Corruption(
-            f"{reader.where}: the manifest says that {key} is tensor {number!r}, and it lists"
-            f" {len(reader.manifest.state)}"
+        raise damaged(
+            reader.where,
+            f"the manifest says that {key} is tensor {number!r}, but it lists only"
+            f" {len(reader.manifest.state)}",
         )
     piece = reader.manifest.state[number]
     if piece.bytes != said["bytes"]:
-        raise Corruption(
-            f"{reader.where}: the manifest gives {key} {said['bytes']} bytes, and its tensor"
-            f" {number} has {piece.bytes}"
+        raise damaged(
+            reader.where,
+            f"the manifest says that {key} has {said['bytes']} bytes, but its tensor {number} has"
+            f" {piece.bytes}",
         )
     steps = windows.steps(piece.bytes, said["chunk_bytes"])
     for at in steps:
@@ -222,9 +228,10 @@ def _write_weights(windows: Windows, reader: Reader, unit: dict, said: dict) -> 
     for name, shape, stride, offset in unit["params"]:
         file, tensor = there[plain(name)]
         if tensor.spec.bytes != math.prod(shape) * width:
-            raise Corruption(
-                f"{reader.where}: {file} has {tensor.spec.bytes} bytes of {name}, and its run"
-                f" {math.prod(shape) * width}"
+            raise damaged(
+                reader.where,
+                f"{file} has {tensor.spec.bytes} bytes of {name}, but the manifest says"
+                f" {math.prod(shape) * width}",
             )
         placed.append((file, tensor, shape, stride, offset))
         turned |= not torch.empty_strided(shape, stride, device="meta").is_contiguous()

@@ -16,6 +16,7 @@ from stoker import _core
 from stoker.checkpoint import shards, tensors
 from stoker.checkpoint.manifest import (
     CHUNK,
+    CURE,
     Entry,
     File,
     Manifest,
@@ -23,6 +24,7 @@ from stoker.checkpoint.manifest import (
     Piece,
     Stored,
     Table,
+    damaged,
     parse_reduced,
     parse_table,
 )
@@ -88,11 +90,11 @@ class Reader:
         try:
             return self.tier.store.read_bytes(f"{self._name}/{table.name}")
         except NotFound:
-            raise Corruption(
-                f"{self.where}: {table.name}, which its manifest lists, is missing"
+            raise damaged(
+                self.where, f"{table.name}, which its manifest lists, is missing"
             ) from None
         except IoError as error:
-            raise Corruption(f"{self.where}: {table.name} cannot be read: {error}") from error
+            raise damaged(self.where, f"{table.name} cannot be read ({error})") from error
 
     def hashes(self, file: File) -> list[bytes]:
         return [entry.hash for entry in self._entries[file.name]]
@@ -110,13 +112,9 @@ class Reader:
         try:
             found = self.tier.store.stat(f"{self._name}/{name}")["bytes"]
         except NotFound:
-            raise Corruption(
-                f"{self.where}: {name}, which its manifest lists, is missing"
-            ) from None
+            raise damaged(self.where, f"{name}, which its manifest lists, is missing") from None
         if found != size:
-            raise Corruption(
-                f"{self.where}: {name} has {found} bytes, and its manifest says {size}"
-            )
+            raise damaged(self.where, f"{name} has {found} bytes, but its manifest says {size}")
 
     def stream(
         self, file: File, wanted: Any = None
@@ -186,19 +184,20 @@ class Reader:
             future.wait()
             if (held := self._plain(file, i, buffer, spare)) is not None:
                 return held
-            error: StokerError = Corruption(
-                f"{self.where}: {place} is damaged: the bytes do not match their hash"
-            )
+            what = f"{place} is damaged: the bytes do not match their hash"
         except _UNREAD as caught:
-            error = Corruption(f"{self.where}: {place} cannot be read: {caught}")
+            what = f"{place} cannot be read ({caught})"
         for other in self._others:
             with contextlib.suppress(StokerError):
                 if self._from(other, file, i, buffer):
                     log.warning(
-                        "%s; these bytes were taken from %s", error, other.where(self._name)
+                        "%s: %s; these bytes were read from %s instead",
+                        self.where,
+                        what,
+                        other.where(self._name),
                     )
                     return buffer
-        raise error
+        raise damaged(self.where, what)
 
     def _from(self, other: Tier, file: File, i: int, buffer: Buffer) -> bool:
         """Whether another tier has the chunk. Its manifest and tables may be damaged: then a file
@@ -328,16 +327,22 @@ class Reader:
                 data += self._bytes_of(file, range(1, -(-length // CHUNK)))
             for placed in tensors.read_header(data, file.bytes, f"{self.where}: {file.name}"):
                 if placed.spec.name in found:
-                    raise Corruption(
-                        f"{self.where}: two files hold the tensor {placed.spec.name}:"
-                        f" {found[placed.spec.name][0]} and {file.name}"
+                    raise damaged(
+                        self.where,
+                        f"two files hold the tensor {placed.spec.name}:"
+                        f" {found[placed.spec.name][0]} and {file.name}",
                     )
                 found[placed.spec.name] = (file.name, placed)
         for alias, name in self.manifest.aliases.items():
             if alias in found or name not in found:
-                raise Corruption(
-                    f"{self.where}: the manifest makes {alias} another name of {name}, but "
-                    + (f"no file holds {name}" if name not in found else f"a file holds {alias}")
+                raise damaged(
+                    self.where,
+                    f"the manifest says that {alias} is tied to {name}, but "
+                    + (
+                        f"no file holds {name}"
+                        if name not in found
+                        else f"a file holds {alias} itself"
+                    ),
                 )
         return found
 
@@ -428,7 +433,7 @@ class Reader:
     def _breaks(self, error: Exception) -> StokerError:
         if isinstance(error, StokerError):
             return error
-        return Corruption(f"{self.where}: the manifest breaks the format of a checkpoint ({error})")
+        return damaged(self.where, f"the manifest breaks the format of a checkpoint ({error})")
 
     def _parts(
         self,
@@ -441,9 +446,10 @@ class Reader:
         held, found = [], {}  # `held`: memory that is read into
         for number in sorted(numbers):
             if not 0 <= number < len(self.manifest.state):
-                raise Corruption(
-                    f"{self.where}: an object in the manifest refers to tensor {number}, and the"
-                    f" manifest lists {len(self.manifest.state)}"
+                raise damaged(
+                    self.where,
+                    f"an object in the manifest refers to tensor {number}, but the manifest lists"
+                    f" only {len(self.manifest.state)}",
                 )
             shape, pieces = self._pieces(number)
             param = like.get(number)

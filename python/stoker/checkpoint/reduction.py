@@ -131,7 +131,10 @@ def _fill(
     if width == 0:
         ctypes.memmove(address, theirs.address, n)
     elif _core.reduce(theirs.address, size, address) != (n, width):
-        raise StokerError("a chunk was reduced to other bytes the second time; copy it again")
+        raise StokerError(
+            f"byte {at} of a reduced file: a chunk changed its size while it was copied; copy the"
+            " checkpoint again"
+        )
     made.append(Stored(_core.xxh3_128(address, n), at, n, width))
 
 

@@ -53,7 +53,7 @@ def division(name: str, tensor: torch.Tensor) -> Division:
             )
     if mesh.ndim > 2:
         raise Unsupported(
-            f"{name} lies on a mesh of {mesh.ndim} dimensions; a checkpoint takes one or two"
+            f"{name} lies on a mesh of {mesh.ndim} dimensions; use a mesh of one or two to save it"
         )
     parts = {}
     for coordinate in _coordinates(mesh.mesh.shape):
@@ -70,12 +70,16 @@ def mine(name: str, tensor: torch.Tensor) -> Rectangle:
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise Unsupported(f"{name} lies on a mesh that this rank is not part of")
+        raise Unsupported(
+            f"{name} lies on a mesh that this rank is not part of; use a mesh of all ranks to save"
+            " it"
+        )
     found = _rectangle(tuple(tensor.shape), tensor.placements, mesh.mesh.shape, coordinate)
     if tuple(tensor._local_tensor.shape) != found.size:
         raise Unsupported(
-            f"{name} is divided in a way that checkpoints do not know: this rank holds"
-            f" {list(tensor._local_tensor.shape)} of {list(tensor.shape)}"
+            f"{name} is divided in a way that checkpoints do not support: of"
+            f" {list(tensor.shape)} this rank holds {list(tensor._local_tensor.shape)}, not"
+            f" {list(found.size)}; shard it with fully_shard() or distribute_tensor()"
         )
     return found
 

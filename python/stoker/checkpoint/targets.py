@@ -33,17 +33,20 @@ def targets_of(model: nn.Module, reader: Reader) -> dict[str, torch.Tensor]:
     there = {*reader.tensors(), *reader.manifest.aliases}
     found = _tied_once(found, there, reader)
     if missing := sorted(found.keys() - there):
-        raise Mismatch(f"{reader.where} lacks {_some(missing)}; it belongs to another model")
+        raise Mismatch(
+            f"{reader.where} belongs to another model: it lacks {_some(missing)}; give the model"
+            " that was saved"
+        )
     if left := sorted(there - names):
         raise Mismatch(
-            f"the model lacks {_some(left)}, which {reader.where} holds; it belongs to another"
-            " model"
+            f"{reader.where} belongs to another model: it holds {_some(left)}, which this model"
+            " lacks; give the model that was saved"
         )
     for alias, name in reader.manifest.aliases.items():
         if local(every[alias]).data_ptr() != local(every[name]).data_ptr():
             raise Mismatch(
-                f"{reader.where} has {alias} tied to {name}, the model has them apart; tie them"
-                " first (model.tie_weights(), say)"
+                f"{reader.where} has {alias} tied to {name}, but the model has two tensors; tie"
+                " them first, for example with model.tie_weights()"
             )
     return {
         name: tensor.detach()
@@ -74,8 +77,8 @@ def _tied_once(
             (one, left), (two, right) = (reader.tensor(*places[n]) for n in (first, other))
             if (one.dtype, one.shape, left) != (two.dtype, two.shape, right):
                 raise Mismatch(
-                    f"{reader.where} has {first} and {other} apart, with different values, and the"
-                    " model has them tied; make the model without the tie"
+                    f"{reader.where} has different values for {first} and {other}, but the model"
+                    " ties them; make the model without the tie"
                 )
     return kept
 
@@ -93,6 +96,6 @@ def check_groups(reader: Reader, key: str, optimizer: Any) -> None:
     ours, theirs = sizes(optimizer.param_groups), sizes(reader.outline(key)["param_groups"])
     if ours != theirs:
         raise Mismatch(
-            f"{reader.where}: {key} has groups of {theirs} parameters, and the given one of {ours};"
-            " make it with the same groups in the same order"
+            f"{reader.where}: {key} has groups of {theirs} parameters, but the given optimizer has"
+            f" {ours}; make it with the same groups in the same order"
         )

@@ -156,7 +156,9 @@ def read_header(data: bytes, size: int, where: str) -> list[Placed]:
             found.append(Placed(spec, 8 + length + start))
         return found
     except (ValueError, TypeError, KeyError, AttributeError, struct.error, RecursionError) as error:
-        raise Corruption(f"{where} is not a safetensors file ({error})") from None
+        raise Corruption(
+            f"{where} is not a safetensors file ({error}); fetch or write it again"
+        ) from None
 
 
 def header_bytes(data: bytes) -> int:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from stoker import _core
+from stoker.checkpoint.manifest import damaged
 from stoker.checkpoint.parts import PAGE
 from stoker.checkpoint.reading import Reader, Wanted
 from stoker.checkpoint.workspace import PLANE_BYTES
-from stoker.errors import Corruption, StokerError
+from stoker.errors import StokerError
 
 WINDOW = 32 << 20  # bytes
 
@@ -33,9 +34,10 @@ class Windows:
     def steps(self, size: int, chunk: int) -> range:
         """Where the pieces of an object begin: each has whole chunks, and fits a window."""
         if not isinstance(chunk, int) or not 0 < chunk <= PLANE_BYTES:
-            raise Corruption(
-                f"{self._reader.where}: the manifest says that a plane has chunks of {chunk!r}"
-                f" bytes; they have 1 to {PLANE_BYTES}"
+            raise damaged(
+                self._reader.where,
+                f"the manifest says that a plane has chunks of {chunk!r} bytes, but they have 1 to"
+                f" {PLANE_BYTES}",
             )
         return range(0, size, WINDOW // chunk * chunk)
 

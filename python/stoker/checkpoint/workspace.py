@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from stoker import _core
-from stoker.checkpoint.manifest import CHUNK, MANIFEST, File, Manifest, Name
+from stoker.checkpoint.manifest import CHUNK, MANIFEST, File, Manifest, Name, damaged
 from stoker.checkpoint.parts import Whole, memory
 from stoker.errors import (
     Conflict,
@@ -172,10 +172,11 @@ class Tier:
             data = self.store.read_bytes(f"{name}/{MANIFEST}")
         except NotFound:
             raise NotFound(
-                f"{self.where(name)} is not a checkpoint: it has no {MANIFEST}"
+                f"{self.where(name)} is not a checkpoint: it has no {MANIFEST}; `stoker ckpt ls`"
+                " lists the checkpoints"
             ) from None
         except IoError as error:  # as damage: others may be sound
-            raise Corruption(f"{self.where(name)}: {MANIFEST} cannot be read: {error}") from error
+            raise damaged(self.where(name), f"{MANIFEST} cannot be read ({error})") from error
         made = Manifest.parse(data, self.where(name))
         if made.name != name:
             raise Corruption(
@@ -317,7 +318,8 @@ class Tier:
         if not {*files, MANIFEST} <= set(self.folders().get(name, [])):
             self.remove(name)
             raise Conflict(
-                f"another writer has removed {self.where(name)}; let one write at a time"
+                f"another writer removed {self.where(name)} while it was saved; let only one"
+                " program save into this store at a time"
             )
 
     def remove(self, name: Name, finished: bool = True) -> None:

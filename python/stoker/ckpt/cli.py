@@ -145,7 +145,7 @@ class _Stores:
         composition = composition_of(store)
         if composition not in self._open:
             if composition.startswith("dir:") and not write and not os.path.isdir(composition[4:]):
-                raise NotFound(f"there is no folder {composition[4:]}")
+                raise NotFound(f"there is no folder {composition[4:]}; check the path")
             self._open[composition] = Tier(composition, self._runtime, read_only=not write)
         return self._open[composition]
 

@@ -281,7 +281,8 @@ def _field(table: Table, above: str, depth: int, made: list[str]) -> Field:
     made.append(name)
     if depth > _DEPTH_MOST or len(made) > _FIELDS_MOST:  # a schema may be made to be endless
         raise InvalidArgument(
-            f"column '{name}' is beyond {_DEPTH_MOST} levels or {_FIELDS_MOST} columns"
+            f"column '{name}' is nested deeper than {_DEPTH_MOST} levels, or there are more than"
+            f" {_FIELDS_MOST} columns: remove it (remove_columns)"
         )
     kind, about, children = table.number(2, "<B"), table.table(3), table.tables(5)
     if table.table(4) is not None:

@@ -81,8 +81,8 @@ def quick_corpus() -> list[Path]:
     found = [library / name for name in packages if (library / name / "__init__.py").exists()]
     if not found:
         raise CorpusError(
-            f"the Python at {library} has no sources of its library, the text of a quick run; give"
-            " a folder of text with --data FOLDER"
+            f"the Python at {library} has no source files, which a quick run trains on; give a"
+            " folder of text with --data FOLDER"
         )
     return found
 

@@ -101,7 +101,10 @@ def build(
     that was ended goes on from there. crcs: gives the CRCs of all parts. done: told each object.
     Memory: that of the largest object's index."""
     if not objects:
-        raise NotFound("there is nothing to index: no object has a name of this kind")
+        raise NotFound(
+            "there is nothing to index: no object has a name of this kind; check the path of the"
+            " store, and --kind"
+        )
     folder = out.with_name(out.name + ".parts")
     folder.mkdir(parents=True, exist_ok=True)
     parts = _Parts([folder / f"{number:08d}" for number in range(len(objects))])

@@ -152,7 +152,9 @@ class Loader:
         slots = None
         if pin:
             if threads is None:
-                raise InvalidArgument("pin=True needs sources whose samples lie in stores")
+                raise InvalidArgument(
+                    "pin=True needs sources whose samples lie in stores (Tar, Files): leave it out"
+                )
             each = batch_bytes(sources, batch, decode)
             # and one with the loop, and one that is copied
             slots = Slots(self, sources[0].store, each, ahead + 3)
@@ -209,7 +211,7 @@ class Loader:
     def __len__(self) -> int:
         """Batches an epoch."""
         if self._batches.endless:
-            raise TypeError("an endless loader has no length: stop by steps")
+            raise TypeError("an endless loader has no length: stop after a number of steps")
         whole, rest = divmod(self._batches.order.count, self.global_batch)
         return whole + (rest > 0 and not self._batches.drop_last)
 
@@ -253,7 +255,9 @@ class Loader:
         """The next batch is this one of this epoch, both from 0. What was read ahead is kept if it
         is the next one anyway."""
         if not 0 <= batch < len(self):
-            raise IndexError(f"batch {batch} of {len(self)} an epoch")
+            raise IndexError(
+                f"there is no batch {batch}: an epoch has {len(self)} batches, counted from 0"
+            )
         position = epoch * self.samples + batch * self.global_batch
         if position != self._position:
             self._go_to(position)
@@ -455,7 +459,9 @@ class _Batches:
         self._sources, self._rank, self._ranks = sources, rank, ranks
         self.drop_last, self._collate = drop_last, collate
         if decode is not None and threads is None:
-            raise InvalidArgument("decode= needs sources whose samples lie in stores (Tar, Files)")
+            raise InvalidArgument(
+                "decode= needs sources whose samples lie in stores (Tar, Files): leave it out"
+            )
         self._stored = self._decoder = None
         if threads is not None:
             of_samples = slots if decode is None else None  # else they are for the images
@@ -586,15 +592,17 @@ def _check(
     if batch < 1 or ahead < 1:
         raise ValueError(f"a loader needs batch and ahead of at least 1, not {batch} and {ahead}")
     if weights is None and len(sources) != 1:
-        raise ValueError(f"{len(sources)} sources need `weights`: the share of each")
+        raise ValueError(f"{len(sources)} sources need weights: give weights=, the share of each")
     if weights is not None and shuffle is not True:
         raise ValueError(
-            "a mixture is drawn at random from all of its sources, near ones or not: leave out "
-            f"shuffle={shuffle!r}, or give one source"
+            "a mixture draws its samples at random from all of its sources, so "
+            f"shuffle={shuffle!r} cannot be kept: leave it out, or give one source"
         )
     for index, each in enumerate(sources):
         if len(each) < 1:
-            raise ValueError(f"a loader needs at least one sample, but source {index} has none")
+            raise ValueError(
+                f"a loader needs at least one sample, but source {index} has none: leave it out"
+            )
 
 
 def _threads(cpus: int | None, decode: Jpeg | None) -> _core.PipelineThreads:
@@ -603,8 +611,8 @@ def _threads(cpus: int | None, decode: Jpeg | None) -> _core.PipelineThreads:
         cpus = max(first, default_cpus())
     if cpus < first:
         raise ValueError(
-            f"cpus={cpus} allows fewer threads than "
-            + ("the one that there must be" if cpus < 1 else f"Jpeg(threads={first}) has")
+            f"cpus={cpus} is less than "
+            + ("the 1 thread that a loader needs" if cpus < 1 else f"Jpeg(threads={first})")
             + f": give at least cpus={first}"
         )
     return _core.PipelineThreads(first, cpus)
@@ -620,7 +628,7 @@ def _place(rank: int | None, ranks: int | None) -> tuple[int, int]:
             (torch.distributed.get_rank(), torch.distributed.get_world_size()) if ours else (0, 1)
         )
     if not 0 <= rank < ranks:
-        raise ValueError(f"there is no rank {rank} of {ranks}")
+        raise ValueError(f"there is no rank {rank} of {ranks}: ranks count from 0 to {ranks - 1}")
     return rank, ranks
 
 

@@ -262,8 +262,8 @@ def unpacking(store: _core.Store) -> Job:
         tasks.append(Task(key, objects[name]["bytes"], _copying(store, objects[name], kind)))
     if not tasks:
         raise NotFound(
-            "there is nothing to unpack: no *.tar, *.tar.gz, *.tar.zst, *.tar.xz, *.tar.bz2, and "
-            "no index.json of MDS shards"
+            "IN holds nothing to unpack: no *.tar, *.tar.gz, *.tar.zst, *.tar.xz, *.tar.bz2, and "
+            "no index.json of MDS shards; check the path"
         )
     twice = [task.key for task in tasks]
     if len(set(twice)) < len(twice):
@@ -352,7 +352,7 @@ def resizing(store: _core.Store, side: int, quality: int, shard_bytes: int, on_c
     ]
     chosen = tars or [each for each in found if each["key"].endswith(_IMAGES)]
     if not chosen:
-        raise NotFound("there is no image to resize: no *.tar, *.jpg or *.jpeg")
+        raise NotFound("IN holds no images to resize: no *.tar, *.jpg or *.jpeg; check the path")
     index = of_objects(store, chosen, TAR if tars else WHOLE)
     source = Indexed(store, index)
     _check_names(index)

@@ -374,7 +374,10 @@ def _tokens_of(store: _core.Store, key: str, dtype: str | None, split: str) -> A
     if key.endswith(".tokens"):
         return _of_build(store, key, split)
     if split != "train":
-        raise InvalidArgument(f"{key} has no split '{split}': token files of a build have")
+        raise InvalidArgument(
+            f"{key} has no split '{split}': only token files of `stoker data build` have splits; "
+            "leave split= out"
+        )
     if key.endswith(".npy"):
         array = _npy(store, key)
         if array.shape or array.dtype.kind not in "iu":
@@ -386,11 +389,14 @@ def _tokens_of(store: _core.Store, key: str, dtype: str | None, split: str) -> A
         size = store.stat(key)["bytes"]
         kind = np.dtype(dtype).newbyteorder("<") if dtype else _megatron_type(store, key)
         if kind.kind not in "iu":
-            raise InvalidArgument(f"tokens are integers, so dtype={dtype!r} cannot be right")
+            raise InvalidArgument(
+                f"dtype={dtype!r} cannot be the type of tokens: give an integer type, such as "
+                '"uint16"'
+            )
         if size % kind.itemsize:
             raise Corruption(
                 f"{key} has {size} bytes, which is not a multiple of the {kind.itemsize} of a "
-                f"token: it was cut, or has another type"
+                f"token: it was cut, or has another type; fetch it again, or give its dtype="
             )
         array = Array(key, 0, size // kind.itemsize, kind)
     if array.dtype.itemsize == 8 and array.dtype.kind == "u":
@@ -477,7 +483,8 @@ def _npy(store: _core.Store, key: str) -> Array:
     if head.tell() + items * dtype.itemsize != size:
         raise Corruption(
             f"{key} has {size} bytes where its header asks for "
-            f"{head.tell() + items * dtype.itemsize}: it was cut or damaged"
+            f"{head.tell() + items * dtype.itemsize}: it was cut or damaged; fetch or write it "
+            "again"
         )
     if dtype.byteorder == ">":
         raise InvalidArgument(f"{key} holds big-endian numbers: save it little-endian")

@@ -39,14 +39,16 @@ def tensors_of(
         end += each.spec.bytes
     if end != size:
         raise Corruption(
-            f"{key} has {size} bytes where its tensors end at {end}: it was cut or replaced"
+            f"{key} has {size} bytes, but its tensors end at byte {end}: it was cut or replaced; "
+            "fetch or write it again"
         )
     missing = [name for name in names or () if name not in tensors]
     if missing or not tensors:
         raise InvalidArgument(
-            f"{key} has no tensor {missing[0]!r}: it has {', '.join(sorted(tensors)) or 'none'}"
-            if missing
-            else f"{key} has no tensors"
+            f"{key} has no tensor {missing[0]!r}: name one that it has "
+            f"({', '.join(sorted(tensors))})"
+            if tensors
+            else f"{key} has no tensors: leave it out"
         )
     chosen = [tensors[name] for name in (sorted(tensors) if names is None else names)]
     for each in chosen:

@@ -126,7 +126,7 @@ class Reader:
 
 def _unreadable(file: Input, why: object) -> CorpusError:
     return CorpusError(
-        f"the corpus file {file.where} cannot be read ({why}): repair it or leave it out"
+        f"the corpus file {file.where} cannot be read ({why}): write it again or leave it out"
     )
 
 

@@ -134,7 +134,7 @@ def header_of(raw: bytes, name: str) -> Header:
         raise damaged(name, "the header's checksum does not match")
     if version != VERSION or header_bytes != HEADER_BYTES:
         raise damaged(
-            name, f"it has format version {version}, this program reads version {VERSION}"
+            name, f"it has format version {version}, but this Stoker reads version {VERSION}"
         )
     return Header(*fields)
 
@@ -215,7 +215,9 @@ class TokenFile:
         block."""
         total = self.header.train_tokens + self.header.heldout_tokens
         if start < 0 or count < 0 or start + count > total:
-            raise IndexError(f"tokens {start} to {start + count} of {total} in {self.path}")
+            raise IndexError(
+                f"{self.path} has {total} tokens, so there are no tokens {start} to {start + count}"
+            )
         width, block_bytes = self.header.token_bytes, self.header.block_bytes
         first = start * width // block_bytes
         last = max(first + 1, -(-(start + count) * width // block_bytes))
@@ -273,7 +275,7 @@ class Windows:
     def __getitem__(self, index: int) -> np.ndarray:
         """The length + 1 tokens of a window, as int64."""
         if not 0 <= index < len(self):
-            raise IndexError(f"window {index} of {len(self)}")
+            raise IndexError(f"there is no window {index}: there are {len(self)}, counted from 0")
         at = bisect_right(self._before, index) - 1
         start = self._starts[at] + (index - self._before[at]) * self.length
         return self.files[at].tokens(start, self.length + 1).astype(np.int64)

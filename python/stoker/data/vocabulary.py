@@ -36,10 +36,14 @@ def load_tokenizer(path: Path) -> Tokenizer:
             path = path / "tokenizer.json"
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CorpusError(f"the tokenizer {path} cannot be read ({error.strerror})") from error
+        raise CorpusError(
+            f"the tokenizer {path} cannot be read ({error.strerror}): check its path and"
+            " permissions"
+        ) from error
     except Exception as error:  # tokenizers raises bare Exception for bad content
         raise CorpusError(
-            f"{path} is not a tokenizer.json of the tokenizers package ({error})"
+            f"{path} is not a tokenizer.json of the tokenizers package ({error}): give another"
+            " tokenizer"
         ) from error
     end_of_text(tokenizer)
     return tokenizer

@@ -237,7 +237,7 @@ def _rebuild(args, shard: int) -> int:
         raise InvalidArgument("--unpack and --resize take one IN: build each IN into its own OUT")
     source, out = _composition(args.inputs[0]), _composition(args.out)
     if source.startswith("dir:") and not Path(source[4:]).is_dir():
-        raise NotFound(f"there is no folder {args.inputs[0]}")
+        raise NotFound(f"there is no folder {args.inputs[0]}; check the path")
     _check_apart(args.inputs, args.out)
     began = time.monotonic()
     with stoker.open_store(source, read_only=True) as store:

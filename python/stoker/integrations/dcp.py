@@ -48,12 +48,12 @@ from torch.futures import Future
 from stoker import _core
 from stoker.checkpoint import gate, parts, rectangles, tensors
 from stoker.checkpoint.commits import commit, composition_of, sound
-from stoker.checkpoint.manifest import File, Manifest, Name, Piece
+from stoker.checkpoint.manifest import File, Manifest, Name, Piece, damaged
 from stoker.checkpoint.reading import Reader as Checkpoint
 from stoker.checkpoint.reading import Wanted
 from stoker.checkpoint.state import COPIED, Contents
 from stoker.checkpoint.workspace import Commits, Ring, Tier
-from stoker.errors import Corruption, InvalidArgument, Mismatch, NotFound, Unsupported
+from stoker.errors import InvalidArgument, Mismatch, NotFound, Unsupported
 from stoker.offload.division.amounts import parse_bytes
 from stoker.offload.storage import record
 
@@ -73,7 +73,9 @@ class Place:
     @classmethod
     def of(cls, checkpoint_id: str | os.PathLike | None) -> Place:
         if checkpoint_id is None:
-            raise InvalidArgument('give a checkpoint_id: "/nvme0/run/step-120", say')
+            raise InvalidArgument(
+                'there is no checkpoint_id; give one, for example "/nvme0/run/step-120"'
+            )
         text = os.fspath(checkpoint_id).rstrip("/")
         store, _, last = text.rpartition("/")
         if store and (name := Name.of(last)):
@@ -151,8 +153,8 @@ class Writer(StorageWriter, AsyncStager):
         self._place = Place.of(self._id)
         if self._place.step is None or self._place.name is not None:
             raise InvalidArgument(
-                f"checkpoint_id={os.fspath(self._id)!r} names no step to save; end it with"
-                ' "/step-120", say'
+                f"checkpoint_id={os.fspath(self._id)!r} names no step to save; end it with the"
+                ' step, for example "/step-120"'
             )
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
@@ -409,7 +411,7 @@ def _metadata(manifest: Manifest, where: str) -> Metadata:
 
     def piece(number: int) -> Piece:
         if not isinstance(number, int) or not 0 <= number < len(manifest.state):
-            raise ValueError(f"a part {number} that is not there")
+            raise ValueError(f"it refers to part {number} of {len(manifest.state)}")
         return manifest.state[number]
 
     try:
@@ -423,7 +425,7 @@ def _metadata(manifest: Manifest, where: str) -> Metadata:
                 of_chunk = piece(each["part"])
                 begin, size = torch.Size(each["begin"]), torch.Size(of_chunk.shape)
                 if tensors.Spec(fqn, dtype, tuple(size)).bytes != of_chunk.bytes:
-                    raise ValueError(f"{fqn} of {of_chunk.bytes} bytes")
+                    raise ValueError(f"{of_chunk.bytes} bytes for {fqn} of the shape {list(size)}")
                 where_is[MetadataIndex(fqn, begin)] = of_chunk
                 chunks.append(ChunkStorageMetadata(begin, size))
             found[fqn] = TensorStorageMetadata(
@@ -431,7 +433,7 @@ def _metadata(manifest: Manifest, where: str) -> Metadata:
             )
         planner = record.decode(said["planner"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Corruption(f"{where}: the manifest breaks the format ({error})") from None
+        raise damaged(where, f"the manifest breaks the format ({error})") from None
     return Metadata(found, planner_data=planner, storage_data=where_is)
 
 
@@ -512,8 +514,8 @@ class _Read:
         )
         if tuple(self._held.shape) != tuple(item.lengths):
             raise Mismatch(
-                f"{item.storage_index.fqn} is wanted as {list(self._held.shape)}, and planned as"
-                f" {list(item.lengths)}"
+                f"{item.storage_index.fqn} has the shape {list(self._held.shape)} here, but its"
+                f" part in the load plan has {list(item.lengths)}; load with the default planner"
             )
 
     def wanted(self) -> Iterator[Wanted]:

@@ -27,7 +27,7 @@ except ImportError:
         from lightning_fabric.plugins import CheckpointIO
     except ImportError:
         raise ImportError(
-            "stoker.integrations.lightning needs Lightning: pip install lightning"
+            "stoker.integrations.lightning needs Lightning: install it with `pip install lightning`"
         ) from None
 
 _REST = "lightning"  # of the manifest: all but the weights

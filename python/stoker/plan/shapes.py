@@ -174,7 +174,7 @@ def _header(file: Path) -> list[tuple[str, tuple[int, ...], str]]:
         if not all(
             isinstance(size, int) and size >= 0 for _, shape, _ in tensors for size in shape
         ):
-            raise ValueError("a size that is not a number")
+            raise ValueError("a size is not a number")
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise Corruption(
             f"{file} is not a safetensors file: its header cannot be read; fetch it again"
@@ -189,7 +189,8 @@ def _stored(kind: str, file: Path, name: str) -> torch.dtype:
     kinds = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.bfloat16}
     if kind not in kinds:
         raise Unsupported(
-            f"{name} in {file} is of type {kind}: Stoker trains bfloat16 and float32 weights"
+            f"{name} in {file} is of type {kind}, but Stoker trains bfloat16 and float32 weights:"
+            " convert it first"
         )
     return kinds[kind]
 

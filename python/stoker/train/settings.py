@@ -150,9 +150,15 @@ class Settings:
                 f"try --hidden {-(-self.hidden // (2 * self.heads)) * 2 * self.heads}"
             )
         if self.learning_rate <= 0 or self.clip <= 0:
-            raise UsageError("--learning-rate and --clip must be above 0")
+            raise UsageError(
+                f"--learning-rate ({self.learning_rate:g}) and --clip ({self.clip:g}) must be"
+                " above 0"
+            )
         if self.warmup < 0 or self.sample_tokens < 0 or self.weight_decay < 0:
-            raise UsageError("--warmup, --sample-tokens and --weight-decay must not be below 0")
+            raise UsageError(
+                f"--warmup ({self.warmup}), --sample-tokens ({self.sample_tokens}) and"
+                f" --weight-decay ({self.weight_decay:g}) must not be below 0"
+            )
         parse_bytes(self.dram)
         if self.checkpoint_every not in ("auto", "off"):
             if not self.checkpoint_every.isdecimal() or int(self.checkpoint_every) < 1:

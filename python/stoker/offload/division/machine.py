@@ -105,7 +105,10 @@ class Clock:
         started, worked = self.now, self.busy["cores"]
         while not done():
             if self._advance(_FOREVER, computing=False) == 0.0:
-                raise RuntimeError(f"the rehearsal waits for {cause} that nobody brings")
+                raise RuntimeError(
+                    f"the rehearsal of a step waits for {cause}, which no task will bring; this is"
+                    " a bug in Stoker: please report it"
+                )
         waited = self.now - started
         self.waited[cause] += max(0.0, waited - (self.busy["cores"] - worked) / self.machine.cores)
 

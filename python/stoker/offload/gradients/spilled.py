@@ -265,8 +265,8 @@ def _view(func: Any, args: tuple, kwargs: dict, given: list[SpilledGradient]) ->
         return None
     if not all(one.region.holds(each) for each in tensors):
         raise Unsupported(
-            f"{func} would show more than the spilled gradient of {one.region.param.name}; take a"
-            " copy (.clone()), or give a larger dram"
+            f"{func} would reach memory outside the spilled gradient of"
+            f" {one.region.param.name}; take a copy (.clone()), or give a larger dram"
         )
     return tree_map_only(torch.Tensor, lambda each: one if each is shape else one.like(each), out)
 

@@ -176,7 +176,7 @@ def leave_meta_buffers(model: nn.Module, folder: str | os.PathLike | None, recor
                 module._buffers[name] = where[full].get_tensor(full).to(buffer.dtype)
             else:
                 raise InvalidArgument(
-                    f"buffer {full} is on the meta device and its values are not in {path}; make"
+                    f"buffer {full} is on the meta device, and its values are not in {path}; make"
                     " the model with its buffers, as"
                     " accelerate.init_empty_weights(include_buffers=False) does"
                 )
@@ -193,7 +193,10 @@ def stored_tensors(folder: str | os.PathLike) -> tuple[dict[str, Any], str]:
     opened = [safe_open(file, framework="pt") for file in files]
     where = {name: each for each in opened for name in each.keys()}
     if not where:
-        raise InvalidArgument(f"{path} holds no safetensors files")
+        raise InvalidArgument(
+            f"{path} holds no safetensors files with tensors; name the folder of the model's"
+            " weights"
+        )
     return where, path
 
 
@@ -210,8 +213,8 @@ def stored_weights(folder: str | os.PathLike) -> Callable[[Param], torch.Tensor]
         value = where[param.name].get_tensor(param.name)
         if value.shape != param.size:
             raise InvalidArgument(
-                f"tensor {param.name} in {path} has shape {list(value.shape)}; the model needs"
-                f" {list(param.size)}"
+                f"tensor {param.name} in {path} has shape {list(value.shape)}, but the model needs"
+                f" {list(param.size)}; give the files of this model"
             )
         return value
 

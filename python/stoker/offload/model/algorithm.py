@@ -45,13 +45,13 @@ def algorithm_of(optimizer: torch.optim.Optimizer, moments: str = "exact") -> Al
     names = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
     if kind not in names:
         raise InvalidArgument(
-            f"{kind.__name__} has no offloaded form; Stoker updates AdamW, Adam and SGD"
+            f"{kind.__name__} cannot be offloaded; use AdamW, Adam or SGD of torch.optim"
         )
     for group in optimizer.param_groups:
         for option in ("amsgrad", "differentiable", "capturable"):
             if group.get(option):
                 raise InvalidArgument(
-                    f"{kind.__name__}({option}=True) has no offloaded form; leave {option} off"
+                    f"{kind.__name__}({option}=True) cannot be offloaded; leave {option} off"
                 )
     name = names[kind]
     if name == "adam" and any(

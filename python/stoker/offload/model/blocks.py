@@ -166,7 +166,8 @@ def _check_dtype(name: str, param: nn.Parameter, updated: bool) -> None:
         )
     if param.is_sparse or param.layout != torch.strided:
         raise InvalidArgument(
-            f"parameter {name} has layout {param.layout}: only strided parameters can be offloaded"
+            f"parameter {name} has the layout {param.layout}, but only dense (strided) parameters"
+            " can be offloaded; convert it with to_dense()"
         )
 
 

@@ -116,7 +116,7 @@ class CountedArena:
                 self.used += size
                 self.peak = max(self.peak, self.used)
                 return Piece(self, address, size)
-        raise OverBudget(f"{size} bytes do not fit")
+        raise OverBudget(f"the rehearsal of a step has no {size} free bytes; give a larger dram")
 
     @property
     def largest_free(self) -> int:

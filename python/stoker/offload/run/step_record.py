@@ -28,8 +28,8 @@ def check_stored(runtime: OpenStore, blocks: list[Block], algorithm: Algorithm) 
     stored = record.load(runtime.store.read_bytes(META_MODEL))
     if stored["format"] not in (1, FORMAT):
         raise Mismatch(
-            f"the store was written by a Stoker with format {stored['format']}; this one reads"
-            f" formats 1 and {FORMAT}"
+            f"the run in {runtime.path} has format {stored['format']}, but this Stoker reads"
+            f" formats 1 and {FORMAT}; use a newer Stoker"
         )
     kept = stored.get("moments", "exact")
     if kept != algorithm.moments.name:
@@ -52,7 +52,7 @@ def check_stored(runtime: OpenStore, blocks: list[Block], algorithm: Algorithm) 
         had, has = ("with", "none") if stored["momentum"] else ("without", "some")
         raise Mismatch(
             f"the run in {runtime.path} was trained {had} momentum, but this optimizer has "
-            f"{has}; make it as it was then"
+            f"{has}; make the optimizer as it was then"
         )
     return replace(algorithm, seed=stored.get("seed", 0))
 
@@ -250,7 +250,7 @@ class StepRecord:
         if len(self.groups()) != len(state["groups"]):
             raise Mismatch(
                 f"the run in {runtime.path} has {len(state['groups'])} parameter groups, but the "
-                f"optimizer has {len(self.groups())}; make it as it was then"
+                f"optimizer has {len(self.groups())}; make the optimizer as it was then"
             )
         self.check_members(runtime)
         self.take_up(state, runtime.store)

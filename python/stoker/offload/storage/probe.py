@@ -23,8 +23,8 @@ def disk_rates(directory: str, seconds: float = 8.0) -> dict[str, float]:
         )
     except OSError as error:
         raise StokerError(
-            "the disk cannot be measured: the command `stoker` is not beside this Python"
-            f" ({error.strerror})"
+            f"the disk of {directory} cannot be measured: the command `stoker` cannot be started"
+            f" ({error.strerror}); install stoker in this Python"
         ) from error
     if done.returncode != 0:
         raise StokerError(
