@@ -35,9 +35,10 @@ CLI::Validator number(double least, double most) {
 }
 
 CLI::Validator named() {
-  return {
-      [](const std::string& text) { return std::string(text.empty() ? "the name is empty" : ""); },
-      ""};
+  return {[](const std::string& text) {
+            return std::string(text.empty() ? "the path is empty: give a path" : "");
+          },
+          ""};
 }
 
 void tell(ExitStatus& status, const Error& error) {

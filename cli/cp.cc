@@ -118,15 +118,16 @@ class Copy {
     const auto now = from_.stat(object.key);
     if (!now || now->tag != object.tag)
       return fail(Code::conflict,
-                  "it was changed while it was copied; nothing was written, copy it again");
+                  "the object was changed while it was copied; nothing was written, copy it again");
     if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
     change.reset();
     STOKER_ASSIGN(const ObjectInfo made, to_.stat(object.key));
     STOKER_ASSIGN(const uint32_t read_back, checksum(to_, made, memory));
     if (made.bytes != object.bytes || read_back != crc)
       return fail(Code::corruption,
-                  "the copy in the other store differs from what was sent; copy it again, and "
-                  "check the disk and memory of that machine if it differs again");
+                  "the copy in '{}' differs from what was sent; copy it again, and check the disk "
+                  "and memory of that machine if it differs again",
+                  arguments_.to);
     ++counts_.objects;
     counts_.bytes += object.bytes;
     return {};

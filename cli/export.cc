@@ -48,7 +48,7 @@ Result<std::string> file_named(const std::string& path) {
   const bool link = fs::is_symlink(fs::symlink_status(path, error));
   if (link && fs::is_regular_file(there)) {
     const fs::path real = fs::canonical(path, error);
-    if (error) return fail(error.value(), "cannot follow '{}'", path);
+    if (error) return fail(error.value(), "cannot follow the link '{}'", path);
     return real.string();
   }
   if (fs::is_regular_file(there) || (!fs::exists(there) && !link)) return path;
@@ -125,8 +125,9 @@ Status export_prefix(Store& store, const std::vector<ObjectInfo>& objects,
     Status done = path ? Status() : Status(path.error());
     if (done && !written.insert(*path).second) {  // "a//b" and "a/b", say
       done = fail(Code::already_exists,
-                  "another object of this prefix has the same file name; export it alone, into "
-                  "another file");
+                  "'{}' is the file of another object of this prefix already; export this one "
+                  "alone, into another file",
+                  *path);
     }
     if (done) done = export_object(store, object, arguments.snapshot, *path);
     if (done) continue;
@@ -140,8 +141,10 @@ Status export_prefix(Store& store, const std::vector<ObjectInfo>& objects,
                  printable(arguments.target).c_str());
     return {};
   }
-  return fail(code, "{} of {} objects could not be exported; the others are in '{}'", failed,
-              objects.size(), arguments.target);
+  return fail(code,
+              "{} of {} objects could not be exported, the others are in '{}'; see the error of "
+              "each above",
+              failed, objects.size(), arguments.target);
 }
 
 Status run(const ExportArguments& arguments) {

@@ -108,7 +108,8 @@ Result<FioResult> run_fio(const std::string& path, const Load& load, bool huge) 
         (job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>()) / 100 * seconds;
     return result;
   } catch (const nlohmann::json::exception& error) {
-    return fail(Code::unsupported, "cannot read the output of this version of fio: {}",
+    return fail(Code::unsupported,
+                "cannot read the output of this version of fio ({}); install another version",
                 error.what());
   }
 }

@@ -117,8 +117,8 @@ Result<uint64_t> put_whole(Store& store, const std::string& key, const File& fil
   }
   if (total != size)
     return fail(Code::invalid_argument,
-                "'{}' is not a regular file, or its size changed while it was read; this store "
-                "must know the size first",
+                "'{}' is not a regular file, or its size changed while it was read, and this store "
+                "must know the size first; copy it to a file, then put that",
                 file.path);
   if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
   return total;
@@ -143,8 +143,9 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
   uint64_t size = old ? old->bytes : 0;
   uint64_t offset = at.value_or(0);
   if (offset > size)
-    return fail(Code::invalid_argument, "'{}' has {} bytes, so nothing can be put at {}", key, size,
-                offset);
+    return fail(Code::invalid_argument,
+                "'{}' has {} bytes, so nothing can be put at {}; give --at {} or less", key, size,
+                offset, size);
   STOKER_ASSIGN(const size_t in_steps, step_bytes(arguments.store));
   const size_t step = file.bytes() > kCommitBytes ? in_steps : kCommitBytes;
   uint64_t total = 0;
@@ -180,7 +181,7 @@ Result<std::vector<std::pair<std::string, std::string>>> files_of(const fs::path
     files.emplace_back(prefix + at->path().lexically_relative(folder).string(),
                        at->path().string());
   }
-  if (error) return fail(error.value(), "cannot look through '{}'", folder.string());
+  if (error) return fail(error.value(), "cannot list the folder '{}'", folder.string());
   if (left_out > 0) std::fprintf(stderr, "left out %zu entries that are not files\n", left_out);
   std::sort(files.begin(), files.end());
   return files;
@@ -200,7 +201,7 @@ Status run(const PutArguments& arguments) {
     return {};
   }
   if (arguments.at)
-    return fail(Code::invalid_argument, "--at takes one file, and '{}' is a folder",
+    return fail(Code::invalid_argument, "--at takes one file, but '{}' is a folder; name a file",
                 arguments.source);
   STOKER_ASSIGN(const auto files, files_of(arguments.source, arguments.key));
   uint64_t bytes = 0;

@@ -42,7 +42,8 @@ Result<ServeOptions> options_of(const ServeArguments& arguments) {
   STOKER_ASSIGN(options.memory_bytes, parse_bytes(arguments.memory));
   STOKER_ASSIGN(const uint64_t block, parse_bytes(arguments.block));
   if (block > 8 * kMiB)
-    return fail(Code::invalid_argument, "--block is {}, but 8 MiB is the most", arguments.block);
+    return fail(Code::invalid_argument, "--block is {}, but a block has at most 8 MiB; give less",
+                arguments.block);
   options.block_bytes = static_cast<uint32_t>(block);
   STOKER_ASSIGN(options.pinned_bytes, parse_bytes(arguments.pinned));
   options.heartbeat_ms = static_cast<uint64_t>(arguments.heartbeat * 1000);

@@ -293,7 +293,8 @@ def test_export_goes_on_past_what_is_lost(store: Path, tmp_path: Path) -> None:
         and "'x/big': " in done.stderr
     )
     assert done.stderr.splitlines()[-1].endswith(
-        f"2 of 4 objects could not be exported; the others are in '{tmp_path / 'out'}'"
+        f"2 of 4 objects could not be exported, the others are in '{tmp_path / 'out'}'; see the "
+        "error of each above"
     )
     exported_files = {
         str(path.relative_to(tmp_path / "out")): path.read_bytes()

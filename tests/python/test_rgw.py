@@ -112,7 +112,7 @@ def test_no_increment_is_lost_under_a_condition(where):
 def test_large_objects_go_in_parts_and_come_back(where):
     data = random.Random(1).randbytes(40 * MIB + 12345)
     with stoker.open_store(where) as store:
-        with pytest.raises(Unsupported, match="16 MiB at most, and this server ignores conditions"):
+        with pytest.raises(Unsupported, match="at most 16 MiB, as its server ignores conditions"):
             put(store, "large", data, None)  # RGW 16 knows them for PUT alone
         assert store.list() == []
         put(store, "large", data)

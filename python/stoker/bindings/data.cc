@@ -64,9 +64,10 @@ Row numbers(size_t count, Fill fill) {
 
 data::Reads reads_of(const Sequence& sequence, int64_t first, int64_t last) {
   if (first < 0 || last < first) {
-    throw nb::index_error(
-        ("there are no positions from " + std::to_string(first) + " to " + std::to_string(last))
-            .c_str());
+    throw nb::index_error(("there are no positions from " + std::to_string(first) + " to " +
+                           std::to_string(last) +
+                           ": they count from 0, and the first is not above the last")
+                              .c_str());
   }
   return sequence.reads(static_cast<uint64_t>(first), static_cast<uint64_t>(last));
 }
@@ -89,8 +90,9 @@ WindowShape shape_of(const ShapeOfPython& given) {
           ("the numbers of a window are 1 to 2^62, not " + std::to_string(each)).c_str());
   }
   if (batch % lanes != 0)
-    throw nb::value_error(("a batch of " + std::to_string(batch) + " has no " +
-                           std::to_string(lanes) + " equal lanes")
+    throw nb::value_error(("a batch of " + std::to_string(batch) +
+                           " samples cannot be divided into " + std::to_string(lanes) +
+                           " equal lanes: give a multiple of " + std::to_string(lanes))
                               .c_str());
   return {static_cast<uint64_t>(count), static_cast<uint64_t>(run), static_cast<uint64_t>(window),
           static_cast<uint64_t>(lanes), static_cast<uint64_t>(batch)};
@@ -131,7 +133,7 @@ std::span<const T> span_of(
 
 data::Packing packing(const std::string& name) {
   const auto found = data::packing_of(name);
-  if (!found) raise_invalid("nothing is compressed with '" + name + "': give \"gz\" or \"zstd\"");
+  if (!found) raise_invalid("unknown compression '" + name + "': give \"gz\" or \"zstd\"");
   return *found;
 }
 
@@ -238,7 +240,9 @@ PyBatchReader* make_reader(const std::vector<SourceOfPython>& sources, size_t sp
     std::optional<data::Integer> kind;
     if (integers) {
       kind = data::integer_of(*integers);
-      if (!kind) raise_invalid("there are no integers '" + *integers + "'");
+      if (!kind)
+        raise_invalid("unknown type of integers '" + *integers +
+                      "': give a type of numpy, such as \"uint16\"");
     }
     all.push_back({&open(*store), table, kind, tags, &store->handle->runtime->owner->budget()});
     stores.push_back(store->handle);
@@ -404,7 +408,7 @@ PyImageDecoder* make_decoder(uint32_t height, uint32_t width, const std::string&
   } else if (crop == "centre") {
     options.crop = data::Crop::centre;
   } else if (crop != "whole") {
-    raise_invalid("there is no crop '" + crop + "': give \"random\", \"centre\" or None");
+    raise_invalid("unknown crop '" + crop + "': give \"random\", \"centre\" or None");
   }
   if (normalise) {
     const auto [mean, deviation] = *normalise;
@@ -486,7 +490,9 @@ void bind_data(nb::module_& module) {
           "key",
           [](const SampleTable& table, uint64_t object) -> const std::string& {
             if (object >= table.keys().size())
-              throw nb::index_error(("there is no object " + std::to_string(object)).c_str());
+              throw nb::index_error(("there is no object " + std::to_string(object) +
+                                     ": there are " + std::to_string(table.keys().size()))
+                                        .c_str());
             return table.keys()[object];
           },
           nb::arg("object"))
@@ -509,7 +515,9 @@ void bind_data(nb::module_& module) {
           "__init__",
           [](PyPipelineThreads* self, size_t threads, size_t most) {
             if (threads < 1 || most < threads)
-              raise_invalid("a pipeline has from 1 to `most` threads");
+              raise_invalid("a pipeline of " + std::to_string(threads) + " threads and at most " +
+                            std::to_string(most) +
+                            " cannot be made: give at least 1, and no more than the most");
             new (self) PyPipelineThreads{std::shared_ptr<data::PipelineThreads>(
                 new data::PipelineThreads(threads, most), DeleteWhereMade())};
           },

@@ -46,7 +46,8 @@ struct PyUpdateJob {
 };
 
 offload::Session& open(const PySession& session) {
-  if (!session.handle->session) raise_invalid("this session was closed");
+  if (!session.handle->session)
+    raise_invalid("this session was closed: call stoker.offload() again");
   check_process(*session.handle->store->runtime);
   return *session.handle->session;
 }
@@ -203,7 +204,8 @@ size_t prefetch_state(const PySession& session, BlockId block, const PyTransacti
 
 Slice region(const PySession& session, uintptr_t address, uint64_t bytes) {
   const Slice slice = session.handle->store->runtime->slice(address, bytes);
-  if (slice.arena < 0) raise_invalid("only memory of an arena can be lent");
+  if (slice.arena < 0)
+    raise_invalid("this memory cannot be lent to the updates: take it from an arena");
   return slice;
 }
 

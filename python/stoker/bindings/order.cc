@@ -34,9 +34,10 @@ uint64_t inside(const Permutation& order, int64_t value) {
 
 uint64_t length(int64_t first, int64_t last) {
   if (first < 0 || last < first) {
-    throw nb::index_error(
-        ("there are no positions from " + std::to_string(first) + " to " + std::to_string(last))
-            .c_str());
+    throw nb::index_error(("there are no positions from " + std::to_string(first) + " to " +
+                           std::to_string(last) +
+                           ": they count from 0, and the first is not above the last")
+                              .c_str());
   }
   return static_cast<uint64_t>(last - first);
 }
@@ -78,7 +79,9 @@ Rows draws(const Mixture& mixture, int64_t first, int64_t last) {
 
 uint64_t position_of(const Mixture& mixture, uint32_t source, uint64_t number) {
   if (source >= mixture.counts().size())
-    throw nb::index_error(("there is no source " + std::to_string(source)).c_str());
+    throw nb::index_error(("there is no source " + std::to_string(source) + ": the mixture has " +
+                           std::to_string(mixture.counts().size()))
+                              .c_str());
   return mixture.position({source, number});
 }
 

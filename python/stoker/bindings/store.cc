@@ -60,14 +60,14 @@ void check_process(const StoreHandle& handle) {
 }
 
 Store& open(const PyStore& store) {
-  if (!store.handle->store) raise_invalid("this store was closed");
+  if (!store.handle->store) raise_invalid("this store was closed: open it again");
   check_process(*store.handle);
   return *store.handle->store;
 }
 
 offload::StepTransaction& open(const PyTransaction& transaction) {
   if (!transaction.box->step)
-    raise_invalid("this transaction was abandoned, or its store was closed");
+    raise_invalid("this transaction was abandoned, or its store was closed: begin another");
   check_process(*transaction.box->store);
   return *transaction.box->step;
 }
@@ -400,8 +400,9 @@ void follow(const PyStore& store, const nb::object& ranges, const std::vector<st
     const auto table = nb::cast<RunTable>(ranges);
     if (table.shape(1) != 3 && table.shape(1) != 5)
       raise_invalid(
-          "a plan has 3 or 5 numbers for each range: key, offset, bytes; and how many "
-          "there are, and how far apart");
+          "a plan has " + std::to_string(table.shape(1)) +
+          " numbers for each range: give 3 (key, offset, bytes), or 5 (and how many such ranges, "
+          "and the bytes from one to the next)");
     for (size_t i = 0; i < table.shape(0); ++i) {
       PlanRun run{table(i, 0), table(i, 1), table(i, 2)};
       if (table.shape(1) == 5) {
@@ -558,7 +559,7 @@ nb::bytes read_bytes(StoreHandle& store, bool aligned, uint64_t bytes, Read read
     return nb::bytes(scratch->data(), bytes);
   }
   if (bytes > PY_SSIZE_T_MAX)
-    raise_invalid("no object of Python has " + std::to_string(bytes) + " bytes");
+    raise_invalid(std::to_string(bytes) + " bytes do not fit an object of Python: read less");
   PyObject* made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes));
   if (made == nullptr) throw nb::python_error();
   auto into = nb::steal<nb::bytes>(made);

@@ -257,7 +257,8 @@ def named_tensors(model: nn.Module, away: bool) -> dict[str, torch.Tensor]:
             if not isinstance(value, torch.Tensor):
                 raise InvalidArgument(
                     f"state_dict() of the model holds {name}, a {type(value).__name__}, but a"
-                    " checkpoint takes only tensors from a model; pass it to save() in extra="
+                    " checkpoint takes only tensors from a model; keep it out of the model, and"
+                    " pass it to save() in extra="
                 )
         return dict(state)
     found = dict(model.named_parameters(remove_duplicate=False))

@@ -275,8 +275,8 @@ Status decode_jpeg(std::span<const std::byte> file, const JpegOptions& options, 
       info.jpeg_color_space != JCS_GRAYSCALE)
     return fail(Code::unsupported, "the JPEG has colours for printing (CMYK); convert it to RGB");
   if (uint64_t{info.image_width} * info.image_height > kMostPixels)
-    return fail(Code::unsupported, "the JPEG has {} x {} pixels; {} are the most", info.image_width,
-                info.image_height, kMostPixels);
+    return fail(Code::unsupported, "the JPEG has {} x {} pixels, but at most {} are supported",
+                info.image_width, info.image_height, kMostPixels);
   const View2d view = choose(options, info.image_width, info.image_height, epoch, sample);
   const unsigned eighths = eighths_for(view.rect, options);
   // What is wanted, in pixels of the decoder's size; a pixel of the edge may be wanted in part.

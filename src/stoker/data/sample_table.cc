@@ -38,7 +38,10 @@ Result<SampleTable> SampleTable::equal(std::vector<std::string> keys,
         (run.samples <= 1 ||
          (run.samples - 1 <= kMost && stride <= (kMost - run.offset - bytes) / (run.samples - 1)));
     if (!fits || run.samples > kMost - samples)
-      return fail(Code::invalid_argument, "samples lie beyond the largest offset");
+      return fail(Code::invalid_argument,
+                  "{} samples from byte {} of '{}' lie beyond the largest offset: make the index "
+                  "again",
+                  run.samples, run.offset, table.keys_[run.object]);
     samples += run.samples;
     table.ends_.push_back(samples);
   }
@@ -63,7 +66,10 @@ Result<SampleTable> SampleTable::rows(std::vector<std::string> keys, std::vector
                   row_bytes.size());
     for (size_t i = 0; i < row_bytes.size(); ++i) {
       if (run.offsets[i] > kMost || run.samples > (kMost - run.offsets[i]) / row_bytes[i])
-        return fail(Code::invalid_argument, "rows lie beyond the largest offset");
+        return fail(Code::invalid_argument,
+                    "{} rows from byte {} of '{}' lie beyond the largest offset: make the index "
+                    "again",
+                    run.samples, run.offsets[i], table.keys_[run.object]);
     }
     if (run.samples > kMost - samples)
       return fail(Code::invalid_argument, "there are more rows than can be counted");
@@ -86,7 +92,9 @@ Result<SampleTable> SampleTable::ranges(std::vector<std::string> keys,
                     arrays.starts.back() == parts && arrays.offsets.size() == parts &&
                     arrays.bytes.size() == parts &&
                     (arrays.crcs.empty() || arrays.crcs.size() == parts);
-  if (!fits) return fail(Code::invalid_argument, "the parts of samples do not follow one another");
+  if (!fits)
+    return fail(Code::invalid_argument,
+                "the arrays of the index have different lengths: make the index again");
   table.object_bytes_ = std::move(object_bytes);
   table.arrays_ = std::move(arrays);
   table.record_ = std::move(record);

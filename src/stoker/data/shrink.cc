@@ -61,7 +61,9 @@ Result<std::optional<std::vector<std::byte>>> shrink_jpeg(std::span<const std::b
                                                           uint32_t side, int quality) {
   if (side == 0 || quality < 1 || quality > 100)
     return fail(Code::invalid_argument,
-                "a smaller JPEG has a side of at least 1 and a quality from 1 to 100");
+                "a smaller JPEG of side {} and quality {} cannot be made; give a side of at least "
+                "1 and a quality from 1 to 100",
+                side, quality);
   STOKER_ASSIGN(const ImageSize size, jpeg_size(file));
   const uint32_t shorter = std::min(size.width, size.height);
   if (shorter <= side) return std::optional<std::vector<std::byte>>{};
@@ -70,13 +72,14 @@ Result<std::optional<std::vector<std::byte>>> shrink_jpeg(std::span<const std::b
   options.width = std::max(1U, static_cast<uint32_t>(std::lround(size.width * scale)));
   options.height = std::max(1U, static_cast<uint32_t>(std::lround(size.height * scale)));
   if (!check(options))
-    return fail(Code::unsupported, "the JPEG has {} x {} pixels, a shape that is too long",
+    return fail(Code::unsupported,
+                "the JPEG has {} x {} pixels: it is too long and narrow to be made smaller",
                 size.width, size.height);
   std::vector<std::byte> pixels(options.bytes());
   STOKER_TRY(decode_jpeg(file, options, 0, 0, pixels.data()));
   Encoder encoder;
   if (!encode(encoder, options, quality, pixels.data()))
-    return fail(Code::io, "the smaller JPEG cannot be written: {}", encoder.errors.why);
+    return fail(Code::io, "the smaller image cannot be compressed as JPEG: {}", encoder.errors.why);
   const auto* const first = reinterpret_cast<const std::byte*>(encoder.file);
   return std::optional(std::vector<std::byte>(first, first + encoder.bytes));
 }

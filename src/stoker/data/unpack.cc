@@ -51,7 +51,7 @@ Result<uint64_t> gunzip(std::span<const std::byte> packed, const Room& room) {
   constexpr int kGzip = 16;                    // a header and a CRC-32, not those of zlib
   z_stream stream{};
   if (inflateInit2(&stream, MAX_WBITS + kGzip) != Z_OK)
-    return fail(ENOMEM, "zlib gets no memory to unpack");
+    return fail(ENOMEM, "zlib has no memory left to unpack");
   const std::unique_ptr<z_stream, int (*)(z_stream*)> ends(&stream, inflateEnd);
   Output output(room);
   while (!packed.empty()) {
@@ -80,7 +80,7 @@ Result<uint64_t> gunzip(std::span<const std::byte> packed, const Room& room) {
 Result<uint64_t> unzstd(std::span<const std::byte> packed, const Room& room) {
   const std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream(ZSTD_createDStream(),
                                                                         ZSTD_freeDStream);
-  if (!stream) return fail(ENOMEM, "zstd gets no memory to unpack");
+  if (!stream) return fail(ENOMEM, "zstd has no memory left to unpack");
   Output output(room);
   ZSTD_inBuffer in{packed.data(), packed.size(), 0};
   size_t left = 1;  // 0: a frame is over

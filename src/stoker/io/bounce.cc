@@ -29,7 +29,8 @@ Status Bounce::reserve(Budget* budget) {
   for (Lane& lane : lanes_) {
     lane.owner = this;
     lane.memory = map_lane();
-    if (lane.memory == nullptr) return fail(errno, "no memory for the bounce path of the I/O loop");
+    if (lane.memory == nullptr)
+      return fail(errno, "cannot allocate the bounce buffers of the I/O loop");
   }
   return {};
 }

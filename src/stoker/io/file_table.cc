@@ -28,14 +28,16 @@ Error open_error(int sys_errno, const OpenFile& request) {
   switch (sys_errno) {
     case ENOENT:
       return fail(sys_errno, "{}{}", file,
-                  request.create ? ": its folder does not exist" : ": there is no such file");
+                  request.create ? ": its folder does not exist; make the folder"
+                                 : ": there is no such file; check the path");
     case EACCES:
     case EPERM:
       return fail(sys_errno, "{}{}", file, request.write ? " for writing" : "");
     case EROFS:
       return fail(sys_errno, "{} for writing: its file system is mounted read-only", file);
     case ETXTBSY:
-      return Error{Code::busy, sys_errno, file + ": it is in use"};
+      return Error{Code::busy, sys_errno,
+                   file + ": a program runs from it; end that first, or use another file"};
     default:
       return fail(sys_errno, "{}", file);
   }
@@ -47,7 +49,8 @@ Status check_type(const OpenFile& request) {
   if (stat(request.path.c_str(), &st) != 0) return {};  // open(2) will say why
   if (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode)) return {};
   const std::string what = S_ISDIR(st.st_mode) ? "a folder" : "neither a file nor a block device";
-  return fail(Code::invalid_argument, "cannot open '{}': it is {}", request.path, what);
+  return fail(Code::invalid_argument, "cannot open '{}': it is {}; name a file or a block device",
+              request.path, what);
 }
 
 // open(2) with O_DIRECT where the file system has it. Returns the descriptor or -errno.
@@ -94,7 +97,9 @@ Status reserve(int fd, const OpenFile& request) {
   }
   if (error == EFBIG)
     return Error{Code::out_of_space, error,
-                 "cannot reserve " + need + ": the file system allows no file of that size"};
+                 "cannot reserve " + need +
+                     ": the file system allows no file of that size; use several folders, or ask "
+                     "for less"};
   return fail(error, "cannot reserve {}", need);
 }
 
@@ -132,7 +137,8 @@ Result<uint64_t> size_of(int fd, const std::string& path) {
 // Fills in fd and info (but not the id).
 Status open_file(const OpenFile& request, FileTable::File* file) {
   if (request.create && !request.write)
-    return fail(Code::invalid_argument, "a file that is to be created must be opened for writing");
+    return fail(Code::invalid_argument, "'{}' cannot be created read-only; open it for writing",
+                request.path);
   STOKER_TRY(check_type(request));
   const int access = request.write ? O_RDWR : O_RDONLY;
   bool created = false;
@@ -239,7 +245,7 @@ bool startable(Op& op, const FileTable::File* file) {
     return false;
   }
   if (!file->write && (op.kind == Op::Kind::write || op.kind == Op::Kind::trim)) {
-    op.result = fail(Code::read_only, "'{}' was opened read-only", file->path);
+    op.result = fail(Code::read_only, "'{}' was opened read-only; open it for writing", file->path);
     return false;
   }
   if (Status status = check_op(op, file->info.align, file->path); !status) {

@@ -104,7 +104,8 @@ Result<LoadResult> run_load(Loop& loop, FileId file, const Slice& memory, const 
     return fail(Code::invalid_argument,
                 "a load needs a depth, a block size and a file of at least one block");
   if (memory.size / load.block_bytes < load.depth)
-    return fail(Code::invalid_argument, "the memory holds fewer than depth blocks");
+    return fail(Code::invalid_argument, "{} bytes of memory hold fewer than {} blocks of {} bytes",
+                memory.size, load.depth, load.block_bytes);
   return Run(loop, file, memory, load).go();
 }
 

@@ -144,10 +144,13 @@ Status Loop::Impl::start() {
   const auto& floors = options_.floor_percent;
   if (std::accumulate(floors.begin(), floors.end(), 0U) > 100)
     return fail(Code::invalid_argument,
-                "the floors of the I/O classes add up to more than 100 percent");
+                "the floors of the I/O classes add up to {} percent; give at most 100 in all",
+                std::accumulate(floors.begin(), floors.end(), 0U));
   if (options_.stall_warn_ns == 0 || options_.stall_error_ns < options_.stall_warn_ns)
     return fail(Code::invalid_argument,
-                "an I/O loop must warn of a stalled disk before it gives it up");
+                "the time until a stalled disk is given up ({} ms) must be at least the time until "
+                "the warning ({} ms), and that above 0",
+                options_.stall_error_ns / 1'000'000, options_.stall_warn_ns / 1'000'000);
   if (options_.depth == 0 || options_.queue_max == 0)
     return fail(Code::invalid_argument, "an I/O loop needs a depth and a queue of at least 1");
   depth_ = std::min(options_.depth, engine_->traits().depth_max);
@@ -156,7 +159,9 @@ Status Loop::Impl::start() {
   try {
     thread_ = start_io_thread("stoker-io", [this] { run(); });
   } catch (const std::system_error& error) {
-    return fail(error.code().value(), "cannot start the thread of the I/O loop");
+    return fail(
+        error.code().value(),
+        "cannot start the thread of the I/O loop; raise the limit of processes (ulimit -u)");
   }
   return {};
 }

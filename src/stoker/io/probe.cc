@@ -46,7 +46,8 @@ Result<uint64_t> choose_bytes(const std::string& folder) {
   struct stat st {};
   if (stat(folder.c_str(), &st) != 0) return fail(errno, "cannot probe '{}'", folder);
   if (!S_ISDIR(st.st_mode))
-    return fail(Code::invalid_argument, "cannot probe '{}': it is not a folder", folder);
+    return fail(Code::invalid_argument, "cannot probe '{}': it is not a folder; name a folder",
+                folder);
   struct statvfs fs {};
   if (statvfs(folder.c_str(), &fs) != 0) return fail(errno, "cannot probe '{}'", folder);
   const uint64_t free = static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;

@@ -45,7 +45,7 @@ Result<Probe> parse(const Json& json) {
 
 Status write_whole(const std::string& path, const std::string& text) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return fail(errno, "cannot keep the probe's result as '{}'", path);
+  if (fd < 0) return fail(errno, "cannot write the probe's result to '{}'", path);
   size_t at = 0;
   int error = 0;
   while (at < text.size() && error == 0) {
@@ -57,7 +57,7 @@ Status write_whole(const std::string& path, const std::string& text) {
   }
   if (error == 0 && fsync(fd) != 0) error = errno;
   if (::close(fd) != 0 && error == 0) error = errno;
-  return error == 0 ? Status{} : fail(error, "cannot keep the probe's result as '{}'", path);
+  return error == 0 ? Status{} : fail(error, "cannot write the probe's result to '{}'", path);
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ Status save_probe(const std::string& folder, const Probe& probe) {
   const std::string temporary = path + "." + std::to_string(getpid());
   Status status = write_whole(temporary, probe_json(probe));
   if (status && rename(temporary.c_str(), path.c_str()) != 0)
-    status = fail(errno, "cannot keep the probe's result as '{}'", path);
+    status = fail(errno, "cannot write the probe's result to '{}'", path);
   if (!status) unlink(temporary.c_str());
   return status;
 }

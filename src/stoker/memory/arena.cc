@@ -67,9 +67,9 @@ Result<Mapping> map_transparent(uint64_t bytes) {
   const bool advised = madvise(data, bytes, MADV_HUGEPAGE) == 0;
   if (madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
     if (errno != EINVAL) {
-      const Error error =
-          fail(errno, "the machine has not {} of free memory for the arena; give a smaller budget",
-               human_bytes(bytes));
+      const Error error = fail(
+          errno, "the machine has less than {} of free memory for the arena; give a smaller budget",
+          human_bytes(bytes));
       munmap(data, bytes);
       return Error{Code::over_budget, error.sys_errno, error.what};
     }
@@ -153,8 +153,9 @@ Result<Buffer> Arena::take(size_t bytes) {
     peak_ = std::max(peak_, used_);
     return Buffer(this, Slice{data_ + offset, static_cast<size_t>(need), id_});
   }
-  return fail(Code::over_budget, "no free {} in the arena: {} of {} are free", human_bytes(need),
-              human_bytes(size_ - used_), human_bytes(size_));
+  return fail(Code::over_budget,
+              "the arena has no {} free in one piece: {} of {} are free; give a larger budget",
+              human_bytes(need), human_bytes(size_ - used_), human_bytes(size_));
 }
 
 void Arena::give_back(const Slice& slice) {

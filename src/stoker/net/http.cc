@@ -399,7 +399,8 @@ Result<std::unique_ptr<Http>> Http::make(HttpOptions options) {
   static const CURLcode ready =
       curl_global_init(CURL_GLOBAL_DEFAULT);  // once a process, before any thread uses it
   CURLM* multi = ready == CURLE_OK ? curl_multi_init() : nullptr;
-  if (multi == nullptr) return fail(Code::io, "the HTTP library cannot be started");
+  if (multi == nullptr)
+    return fail(Code::io, "the HTTP library (libcurl) cannot be started; free some memory");
   curl_multi_setopt(multi, CURLMOPT_MAXCONNECTS, static_cast<long>(options.connections));
   curl_multi_setopt(multi, CURLMOPT_PIPELINING, static_cast<long>(CURLPIPE_NOTHING));
   return std::unique_ptr<Http>(new Http(std::make_unique<Impl>(std::move(options), multi)));

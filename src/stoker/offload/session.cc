@@ -10,6 +10,12 @@ namespace {
 
 Error bad(const std::string& what) { return fail(Code::invalid_argument, "{}", what); }
 
+std::string wrong_size(const BlockLayout& layout, size_t given) {
+  return "the weights of block " + layout.name() + " have " +
+         std::to_string(layout.plane_bytes(Plane::weight)) + " bytes, but the memory given has " +
+         std::to_string(given);
+}
+
 Status check_segment(const BlockLayout& layout, const Segment& segment, uint64_t free_from) {
   const std::string who =
       "parameter " + std::to_string(segment.parameter) + " of block " + layout.name();
@@ -105,8 +111,7 @@ Future<void> Session::fetch_weights(BlockId block, Slice into, Priority priority
   const auto found = find(block);
   if (!found) return found.error();
   const BlockLayout& layout = (*found)->layout;
-  if (into.size != layout.plane_bytes(Plane::weight))
-    return bad("the slot of block " + layout.name() + " has the wrong size");
+  if (into.size != layout.plane_bytes(Plane::weight)) return bad(wrong_size(layout, into.size));
   // Dated, and so ahead of the optimizer state, which is read earlier than it is needed.
   const ReadOptions options{.priority = priority, .deadline_ns = Clock::real().now_ns()};
   const std::string key = layout.key(Plane::weight);
@@ -129,8 +134,7 @@ Future<void> Session::store_weights(BlockId block, Slice from, StepTransaction& 
   const auto found = find(block);
   if (!found) return found.error();
   const BlockLayout& layout = (*found)->layout;
-  if (from.size != layout.plane_bytes(Plane::weight))
-    return bad("the weights of block " + layout.name() + " have the wrong size");
+  if (from.size != layout.plane_bytes(Plane::weight)) return bad(wrong_size(layout, from.size));
   begin_transfer();
   return transaction.raw()
       .write(layout.key(Plane::weight), 0, from)
@@ -147,7 +151,7 @@ Status Session::check(const BlockLayout& layout, const UpdateRequest& request) c
   if (!request.transaction) return bad("an update needs a transaction to write to");
   for (const Slice& plane : {request.weight_in, request.weight_out}) {
     if (plane.data != nullptr && plane.size != layout.plane_bytes(Plane::weight)) {
-      return bad("the weights of block " + layout.name() + " have the wrong size");
+      return bad(wrong_size(layout, plane.size));
     }
   }
   uint64_t free_from = 0;
@@ -181,7 +185,8 @@ Status Session::retain(BlockId block) {
   if (bytes == 0) return bad("block " + found->layout.name() + " has no state to keep");
   STOKER_ASSIGN(Buffer memory, arena_.take(bytes));
   if (!updater_->retain(*found, std::move(memory))) {
-    return fail(Code::busy, "block {} is being updated, or its state is kept already",
+    return fail(Code::busy,
+                "block {} is being updated, or its state is kept already; wait for its update",
                 found->layout.name());
   }
   MutexLock lock(mutex_);
@@ -192,7 +197,8 @@ Status Session::retain(BlockId block) {
 Status Session::release(BlockId block) {
   STOKER_ASSIGN(Block * found, find(block));
   if (!updater_->release(*found)) {
-    return fail(Code::busy, "block {} is being updated, or its state is not kept",
+    return fail(Code::busy,
+                "block {} is being updated, or its state is not kept; wait for its update",
                 found->layout.name());
   }
   MutexLock lock(mutex_);

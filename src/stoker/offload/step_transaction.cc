@@ -40,13 +40,14 @@ void JobCount::wait_none() const {
 Future<Version> StepTransaction::commit(Durability durability) {
   {
     MutexLock lock(mutex_);
-    if (committed_) return fail(Code::invalid_argument, "this transaction was committed already");
+    if (committed_)
+      return fail(Code::invalid_argument, "this transaction is already committed: begin another");
     if (const size_t jobs = jobs_->computing(); jobs != 0) {
       return fail(Code::busy, "{} updates of this transaction still compute; wait for them first",
                   jobs);
     }
     if (poison_) return poison_->with("the step cannot be committed");
-    if (abandoned_) return fail(Code::cancelled, "this transaction was abandoned");
+    if (abandoned_) return fail(Code::cancelled, "this transaction was abandoned: begin another");
     committed_ = true;
   }
   // The fate is set before the returned future is done: whoever waited for it sees the version.

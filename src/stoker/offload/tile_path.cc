@@ -111,8 +111,9 @@ void Updater::compute(const TilePtr& tile) {
   STOKER_CHECK(tile->job && tile->left == 0);
   UpdateJob& job = *tile->job;
   if (job.cancelled()) {
-    job.fail(
-        fail(Code::cancelled, "the update of block {} was abandoned", tile->block->layout.name()));
+    job.fail(fail(Code::cancelled,
+                  "the update of block {} was cancelled, as its step was abandoned",
+                  tile->block->layout.name()));
   } else {
     const TraceScope traced(traffic_.trace, "kernels",
                             [&] { return "update " + tile_name(*tile); });

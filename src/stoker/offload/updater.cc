@@ -89,8 +89,9 @@ void Updater::skip_rest(const JobPtr& job) {
   const size_t tiles = job->order_.size() - job->next_;
   job->next_ = job->order_.size();
   if (tiles != 0)
-    job->fail(
-        fail(Code::cancelled, "the update of block {} was abandoned", job->block_.layout.name()));
+    job->fail(fail(Code::cancelled,
+                   "the update of block {} was cancelled, as its step was abandoned",
+                   job->block_.layout.name()));
   tile_computed(*job, tiles);
   finish_job(job, tiles);
 }

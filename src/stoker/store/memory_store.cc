@@ -29,7 +29,7 @@ Error snapshot_there(std::string_view name) {
 }
 
 Error no_snapshot(std::string_view name) {
-  return fail(Code::not_found, "there is no snapshot '{}'", name);
+  return fail(Code::not_found, "there is no snapshot '{}'; check its name", name);
 }
 
 Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset, size_t bytes) {
@@ -148,8 +148,9 @@ Status MemoryStore::Staged::resize(std::string_view key, uint64_t bytes, uint32_
   Object& object = **entry;
   if (chunk_bytes != 0 && chunk_bytes != object.chunk_bytes) {
     return fail(Code::invalid_argument,
-                "'{}' has chunks of {} bytes and keeps them; remove it first", key,
-                object.chunk_bytes);
+                "'{}' has chunks of {} bytes, and their size cannot be changed; remove the object "
+                "first, then write it with other chunks",
+                key, object.chunk_bytes);
   }
   const uint64_t chunks = align_up(bytes, object.chunk_bytes) / object.chunk_bytes;
   // Bytes cut off now must read as zeros when the object grows again, so the last chunk is cut, not
@@ -368,7 +369,9 @@ Result<std::unique_ptr<Transaction>> MemoryStore::begin() {
 Result<Version> MemoryStore::copy(std::string_view from, std::string_view to) {
   MutexLock lock(mutex_);
   if (from == to || to.empty())
-    return fail(Code::invalid_argument, "'{}' cannot be copied to '{}'", from, to);
+    return fail(Code::invalid_argument,
+                "'{}' cannot be copied to '{}'; give two different names that are not empty", from,
+                to);
   const auto source = current_.find(from);
   if (source == current_.end()) return no_object(from);
   if (owned_.contains(to))

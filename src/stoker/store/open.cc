@@ -59,7 +59,7 @@ Result<std::vector<std::string>> parse_volumes(const std::string& composition,
       return bad(composition,
                  "a folder, file or device is missing; write for example local:/nvme0,/nvme1");
     if (std::count(volumes.begin(), volumes.end(), volumes.back()) > 1)
-      return bad(composition, "'" + volumes.back() + "' is named twice");
+      return bad(composition, "'" + volumes.back() + "' is named twice; name it once");
     if (comma == std::string_view::npos) return volumes;
     text.remove_prefix(comma + 1);
   }
@@ -196,7 +196,8 @@ Result<CachedPlan> parse_cached(const std::string& composition) {
     return bad(composition, std::string("two stores are needed, the second with its kind; ") + how);
   if (stores[1] == "memory:")
     return bad(composition, "memory: loses its content when it is closed, so it cannot be cached");
-  if (block > UINT32_MAX) return bad(composition, "a block has 8 MiB at most");
+  if (block > UINT32_MAX)
+    return bad(composition, "a block has at most 8 MiB; give a smaller block=");
   plan.options.block_bytes = static_cast<uint32_t>(block);
   plan.fast = stores[0];
   plan.slow = stores[1];
@@ -251,7 +252,7 @@ Result<std::optional<CodedPlan>> coded_plan(const std::string& composition) {
     STOKER_ASSIGN(const auto paths, expand(composition, each));
     for (const std::string& path : paths) {
       if (std::count(plan.paths.begin(), plan.paths.end(), path) != 0)
-        return bad(composition, "'" + path + "' is named twice");
+        return bad(composition, "'" + path + "' is named twice; name it once");
       plan.paths.push_back(path);
     }
   }

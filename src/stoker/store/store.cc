@@ -39,7 +39,8 @@ Status Transaction::name(std::string_view snapshot) {
 Future<View> Store::view(std::string_view key, uint64_t offset, size_t bytes, ReadOptions options) {
   STOKER_ASSIGN(const ObjectInfo object, stat(key, options.snapshot));  // before it takes memory
   if (offset > object.bytes || bytes > object.bytes - offset)
-    return fail(Code::invalid_argument, "'{}' has {} bytes: a view ends behind them", key,
+    return fail(Code::invalid_argument,
+                "a view of '{}' ends behind its {} bytes; make the view shorter", key,
                 object.bytes);
   const auto memory = std::make_shared<AlignedBytes>(std::max<size_t>(bytes, 1));
   return read(key, offset, memory->slice().sub(0, bytes), options)

@@ -26,7 +26,8 @@ Result<std::shared_ptr<Gpu>> Gpu::open(int ordinal, const Libraries& libraries) 
 
 Status Gpu::check(int error, const char* doing) const {
   if (error == 0) return {};
-  return fail(Code::io, "{} failed with the CUDA error {}", doing, error);
+  return fail(Code::io, "{} failed with the CUDA error {}; check the GPU with nvidia-smi", doing,
+              error);
 }
 
 Status Gpu::start(int ordinal) {
@@ -81,7 +82,7 @@ Result<std::unique_ptr<Arena>> Gpu::make_arena(uint64_t bytes, Budget& budget) {
   auto* data = reinterpret_cast<std::byte*>(align_up(raw, kIoAlign));
   return Arena::over(data, size, std::move(grant), [gpu = shared_from_this(), raw] {
     if (!gpu->enter() || gpu->cuda_.free(raw) != 0)
-      log().warn("memory of the GPU is not given back");
+      log().warn("memory of the GPU cannot be freed: it stays in use until this process ends");
   });
 }
 

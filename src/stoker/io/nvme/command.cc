@@ -166,7 +166,7 @@ Failure failure_of(uint16_t status) {
 
 bool in_file(Op& op, uint64_t bytes, const std::string& path) {
   if (op.kind == Op::Kind::sync || op.offset + op.bytes.size <= bytes) return true;
-  fail(op, EIO, path, "the namespace, or the range of it, ends before that");
+  fail(op, EIO, path, "it lies beyond the end of the namespace, or of its range");
   return false;
 }
 

@@ -32,7 +32,7 @@ Error open_error(int error, const OpenFile& request, const std::string& device) 
                   what);
     case EACCES:
     case EPERM:
-      return fail(error, "{}: only root may send commands to a drive", what);
+      return fail(error, "{}: only root may send commands to a drive; run this as root", what);
     default:
       return fail(error, "{} ({})", what, device);
   }
@@ -44,7 +44,8 @@ Status check_type(const OpenFile& request, const std::string& device) {
   return fail(Code::invalid_argument, "cannot open '{}': {}", request.path,
               S_ISBLK(st.st_mode) ? "it is a block device: name it without nvme:, or name the "
                                     "device /dev/ng... of the same number"
-                                  : "it is not a device");
+                                  : "it is not a device; `stoker nvme list` names those of this "
+                                    "machine");
 }
 
 // Carries one command about the drive itself and waits for it.
@@ -58,7 +59,7 @@ Status administer(int fd, const Command& command, const std::string& path) {
   raw.cdw11 = command.word11;
   const int result = ioctl(fd, NVME_IOCTL_ADMIN_CMD, &raw);
   if (result == 0) return {};
-  const std::string what = "the drive of '" + path + "' does not say what it is";
+  const std::string what = "the drive of '" + path + "' cannot be identified";
   if (result < 0) return fail(errno, "{}", what);
   const Failure failure = failure_of(static_cast<uint16_t>(result));
   return fail(failure.sys_errno, "{}: {}", what, failure.sentence);
@@ -105,8 +106,9 @@ Status check_unused(const std::string& device, const std::string& path) {
 Status check_unopened(const std::string& file, const std::string& address) {
   const std::string holder = opener_of(file);
   if (holder.empty()) return {};
-  return fail(Code::busy, "the drive {} does not change its driver: {} uses {}; end that first",
-              address, holder, file);
+  return fail(Code::busy,
+              "the driver of the drive {} cannot be changed: {} uses {}; end that first", address,
+              holder, file);
 }
 
 // What the kernel takes as one command: it joins no more than so many pages.
@@ -122,7 +124,8 @@ uint64_t kernel_bytes(const std::string& device) {
 Result<Space> identify_device(int fd, const std::string& path) {
   const int number = ioctl(fd, NVME_IOCTL_ID);
   if (number <= 0)
-    return Error{Code::invalid_argument, errno, "'" + path + "' is not an NVMe namespace"};
+    return Error{Code::invalid_argument, errno,
+                 "'" + path + "' is not an NVMe namespace; `stoker nvme list` names them"};
   alignas(4096) std::array<std::byte, kIdentifyBytes> answer{};
   STOKER_TRY(administer(fd, identify(kIdentifyController, 0, answer), path));
   const Controller controller = read_controller(answer);
@@ -139,7 +142,7 @@ Status write_line(const fs::path& file, const std::string& line, const std::stri
       fd >= 0 && ::write(fd, line.data(), line.size()) == static_cast<ssize_t>(line.size());
   const int error = errno;
   if (fd >= 0) ::close(fd);
-  return written ? Status{} : fail(error, "{}: '{}'", what, file.string());
+  return written ? Status{} : fail(error, "{}: writing '{}' failed", what, file.string());
 }
 
 Result<Drive> find_drive(const std::string& address, const std::string& sys) {
@@ -156,7 +159,7 @@ Result<Drive> find_drive(const std::string& address, const std::string& sys) {
 // Has the kernel choose a driver anew; `driver` empty: the one it would choose itself.
 Status give_to(const Drive& drive, const std::string& driver, const std::string& sys) {
   const fs::path device = fs::path(sys) / "bus/pci/devices" / drive.address;
-  const std::string what = "the drive " + drive.address + " does not change its driver";
+  const std::string what = "the driver of the drive " + drive.address + " cannot be changed";
   STOKER_TRY(write_line(device / "driver_override", driver + "\n", what));
   if (!drive.driver.empty()) STOKER_TRY(write_line(device / "driver/unbind", drive.address, what));
   return write_line(fs::path(sys) / "bus/pci/drivers_probe", drive.address, what);
@@ -175,8 +178,8 @@ Status bind_drive(const std::string& address, const std::string& sys) {
                 "the kernel's driver vfio-pci is not loaded; load it: modprobe vfio-pci");
   if (!fs::exists(fs::path(sys) / "bus/pci/devices" / address / "iommu_group", error))
     return fail(Code::unsupported,
-                "the drive {} has no IOMMU group; turn the IOMMU on (in the firmware, and with "
-                "intel_iommu=on for the kernel)",
+                "the drive {} has no IOMMU group; turn the IOMMU on in the firmware, and on Intel "
+                "boot the kernel with intel_iommu=on",
                 address);
   for (const std::string& device : drive.devices) {
     STOKER_TRY(check_unused(device, address));
@@ -201,7 +204,8 @@ Status fill_in(FileTable::File& file, const OpenFile& request, const Target& tar
                const Space& space) {
   const uint64_t all = align_down(space.bytes(), 4096);
   if (target.offset > all || target.bytes.value_or(0) > all - target.offset)
-    return fail(Code::invalid_argument, "'{}' lies beyond the end: the namespace has {} bytes",
+    return fail(Code::invalid_argument,
+                "'{}' lies beyond the end: the namespace has {} bytes; name a range inside",
                 request.path, all);
   file.path = request.path;
   file.write = request.write;
@@ -215,8 +219,8 @@ Result<FileTable::File> open_device(const OpenFile& request) {
   STOKER_ASSIGN(const Target target, parse_target(request.path));
   if (!target.device.starts_with('/'))
     return fail(Code::unsupported,
-                "cannot open '{}': what is named by its PCI address is driven by the engine vfio; "
-                "the kernel's devices are nvme:/dev/ng0n1 and the like",
+                "cannot open '{}': only the engine vfio takes a PCI address; name the kernel's "
+                "device, for example nvme:/dev/ng0n1",
                 request.path);
   STOKER_TRY(check_type(request, target.device));
   if (request.write) STOKER_TRY(check_unused(target.device, request.path));

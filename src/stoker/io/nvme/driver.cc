@@ -121,13 +121,16 @@ Status Driver::wait_ready(bool ready) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(ready_ns_);
   for (;;) {
     const auto status = device_->read32(kStatus);
-    if (status == kGone) return driver_error(address_, ENODEV, "was removed");
+    if (status == kGone)
+      return driver_error(address_, ENODEV, "was removed; check that it is plugged in");
     if (((status & kReady) != 0) == ready) return {};
     if ((status & kFatal) != 0 && ready)
-      return driver_error(address_, EIO, "reports a fatal error on its start");
+      return driver_error(address_, EIO,
+                          "reports a fatal error on its start; switch it off and on");
     if (std::chrono::steady_clock::now() > end)
-      return driver_error(address_, ETIMEDOUT,
-                          ready ? "does not start; switch it off and on" : "does not stop");
+      return driver_error(
+          address_, ETIMEDOUT,
+          ready ? "does not start; switch it off and on" : "does not stop; switch it off and on");
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
@@ -253,10 +256,12 @@ Status Driver::administer_locked(const Command& command, uint64_t data_at) {
   write32(admin_.doorbell, admin_.tail);
   const auto end = std::chrono::steady_clock::now() + kAdminTimeout;
   while (!answered(admin_)) {
-    if (device_->read32(kStatus) == kGone) return driver_error(address_, ENODEV, "was removed");
+    if (device_->read32(kStatus) == kGone)
+      return driver_error(address_, ENODEV, "was removed; check that it is plugged in");
     if (std::chrono::steady_clock::now() > end)
       return driver_error(address_, ETIMEDOUT,
-                          "does not answer to the admin command " + std::to_string(command.opcode));
+                          "does not answer to the admin command " + std::to_string(command.opcode) +
+                              "; switch it off and on");
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   uint32_t word = 0;
@@ -411,7 +416,7 @@ Driver::~Driver() {
   while ((device_->read32(kStatus) & kGoodbyeMask) != kGoodbyeDone) {
     if (device_->read32(kStatus) == kGone) return;
     if (std::chrono::steady_clock::now() > end) {
-      log().warn("the NVMe drive {} does not say that it is shut down", address_);
+      log().warn("the NVMe drive {} did not confirm its shutdown", address_);
       break;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(200));

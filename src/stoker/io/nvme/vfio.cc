@@ -24,6 +24,9 @@ namespace fs = std::filesystem;
 // What every IOMMU reaches, without the addresses below 4 GiB, where interrupts have theirs.
 constexpr uint64_t kFirst = 4 * kGiB, kEnd = 512 * kGiB;
 constexpr uint64_t kLarge = 2 * kMiB;
+// What may help where vfio-pci fails with a device that it has.
+constexpr const char* kAnew =
+    "; run `stoker nvme unbind`, then `stoker nvme bind` with its address";
 
 Error device_error(int error, const std::string& address, const std::string& what) {
   return fail(error, "cannot drive the device {}: {}", address, what);
@@ -71,13 +74,17 @@ Result<std::shared_ptr<Bus>> VfioBus::of_process() {
 Result<std::shared_ptr<Bus>> VfioBus::make() {
   const int fd = ::open("/dev/vfio/vfio", O_RDWR | O_CLOEXEC);
   if (fd < 0)
-    return fail(errno,
-                "cannot drive a device from here: /dev/vfio/vfio does not open; load the module "
-                "(modprobe vfio-pci)");
+    return fail(
+        errno,
+        "cannot drive a device from here: opening /dev/vfio/vfio failed; run as root, and load "
+        "the module with modprobe vfio-pci");
   if (ioctl(fd, VFIO_GET_API_VERSION) != VFIO_API_VERSION ||
       ioctl(fd, VFIO_CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU) != 1) {
     ::close(fd);
-    return fail(Code::unsupported, "this kernel's VFIO has no IOMMU of type 1, version 2");
+    return fail(Code::unsupported,
+                "this kernel's VFIO has no IOMMU of type 1, version 2; load it (modprobe "
+                "vfio_iommu_type1), or "
+                "name the kernel's device (nvme:/dev/ng0n1)");
   }
   return std::shared_ptr<Bus>(new VfioBus(fd));
 }
@@ -100,7 +107,7 @@ Result<int> VfioBus::group(const std::string& number, const std::string& what) {
     const int error = errno;
     return device_error(
         error, what,
-        error == EBUSY ? in_use_by(opener_of(file)) : "its group " + file + " does not open");
+        error == EBUSY ? in_use_by(opener_of(file)) : "opening its group " + file + " failed");
   }
   if (const Status taken = take_group(group, what); !taken) {
     ::close(group);
@@ -113,7 +120,8 @@ Result<int> VfioBus::group(const std::string& number, const std::string& what) {
 Status VfioBus::claim(const std::string& address) {
   MutexLock lock(mutex_);
   if (claimed_.insert(address).second) return {};
-  return device_error(EBUSY, address, "this process drives it already, for another store");
+  return device_error(EBUSY, address,
+                      "this process drives it already, for another store; close that first");
 }
 
 void VfioBus::leave(const std::string& address) {
@@ -129,11 +137,13 @@ Status VfioBus::take_group(int group, const std::string& what) {
       (status.flags & VFIO_GROUP_FLAGS_VIABLE) == 0)
     return fail(Code::busy,
                 "cannot drive the device {}: another device of its IOMMU group has a driver of the "
-                "kernel's; bind all of the group",
+                "kernel; bind all devices of the group to vfio-pci",
                 what);
   int fd = fd_;
   if (ioctl(group, VFIO_GROUP_SET_CONTAINER, &fd) != 0)
-    return device_error(errno, what, "its IOMMU group cannot be taken");
+    return device_error(errno, what,
+                        "its IOMMU group cannot be taken; end the programs that use a device of "
+                        "it");
   if (ready_) return {};
   if (ioctl(fd_, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU) != 0)
     return device_error(errno, what,
@@ -170,8 +180,7 @@ Result<uint64_t> VfioBus::map(const void* data, uint64_t bytes) {
   request.size = bytes;
   if (ioctl(fd_, VFIO_IOMMU_MAP_DMA, &request) != 0)
     return fail(errno,
-                "the IOMMU does not take {} of memory (a higher limit of locked memory, ulimit -l, "
-                "may help)",
+                "the IOMMU cannot map {} of memory; raise the limit of locked memory (ulimit -l)",
                 human_bytes(bytes));
   used_.emplace(at, bytes);
   return at;
@@ -189,7 +198,8 @@ void VfioBus::unmap(uint64_t at, uint64_t bytes) {
 
 Result<std::unique_ptr<DmaMemory>> DmaMemory::make(Bus& bus, uint64_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) return fail(errno, "no memory for a drive's queues");
+  if (data == MAP_FAILED)
+    return fail(errno, "cannot allocate {} for the queues of a drive", human_bytes(bytes));
   const auto at = bus.map(data, bytes);
   if (!at) {
     munmap(data, bytes);
@@ -224,11 +234,11 @@ Status PciDevice::take() {
   const fs::path folder = fs::path("/sys/bus/pci/devices") / address;
   std::error_code error;
   if (!fs::exists(folder, error))
-    return device_error(ENOENT, address, "there is none; `stoker nvme list` names those there are");
+    return device_error(ENOENT, address,
+                        "there is none; `stoker nvme list` names those of this machine");
   const std::string driver = fs::read_symlink(folder / "driver", error).filename();
   if (driver != "vfio-pci")
-    return fail(Code::busy,
-                "cannot drive the device {}: {}; `stoker nvme bind {}` takes it from there",
+    return fail(Code::busy, "cannot drive the device {}: {}; bind it with `stoker nvme bind {}`",
                 address,
                 driver.empty() ? "it is not bound to vfio-pci"
                                : "the kernel's driver " + driver + " has it",
@@ -236,14 +246,15 @@ Status PciDevice::take() {
   const std::string group = fs::read_symlink(folder / "iommu_group", error).filename();
   if (group.empty())
     return fail(Code::unsupported,
-                "cannot drive the device {}: it has no IOMMU group; turn the IOMMU on (firmware; "
-                "intel_iommu=on)",
+                "cannot drive the device {}: it has no IOMMU group; turn the IOMMU on in the "
+                "firmware, and on Intel boot the kernel with intel_iommu=on",
                 address);
   STOKER_TRY(bus_.claim(address));
   claimed_ = true;
   STOKER_ASSIGN(const int group_fd, bus_.group(group, address));
   device_ = ioctl(group_fd, VFIO_GROUP_GET_DEVICE_FD, address.c_str());
-  if (device_ < 0) return device_error(errno, address, "vfio-pci does not give it");
+  if (device_ < 0)
+    return device_error(errno, address, std::string("vfio-pci does not open it") + kAnew);
   ioctl(device_, VFIO_DEVICE_RESET);  // what a process before us left; the controller's own comes
   return {};
 }
@@ -253,10 +264,11 @@ Status PciDevice::map_registers() {
   region.argsz = sizeof region;
   region.index = VFIO_PCI_BAR0_REGION_INDEX;
   if (ioctl(device_, VFIO_DEVICE_GET_REGION_INFO, &region) != 0)
-    return fail(errno, "the drive's registers are not available");
+    return device_error(errno, address_, std::string("its registers are not available") + kAnew);
   void* mapped = mmap(nullptr, region.size, PROT_READ | PROT_WRITE, MAP_SHARED, device_,
                       static_cast<off_t>(region.offset));
-  if (mapped == MAP_FAILED) return fail(errno, "the drive's registers cannot be mapped");
+  if (mapped == MAP_FAILED)
+    return device_error(errno, address_, std::string("its registers cannot be mapped") + kAnew);
   registers_ = static_cast<volatile std::byte*>(mapped);
   registers_bytes_ = region.size;
   return {};
@@ -283,17 +295,19 @@ Status PciDevice::let_reach_memory(bool may) {
   region.argsz = sizeof region;
   region.index = VFIO_PCI_CONFIG_REGION_INDEX;
   if (ioctl(device_, VFIO_DEVICE_GET_REGION_INFO, &region) != 0)
-    return fail(errno, "the drive's PCI registers are not available");
+    return device_error(errno, address_,
+                        std::string("its PCI registers are not available") + kAnew);
   const auto at = static_cast<off_t>(region.offset + PCI_COMMAND);
   uint16_t command = 0;
   if (pread(device_, &command, sizeof command, at) != sizeof command)
-    return fail(errno, "the drive's PCI registers cannot be read");
+    return device_error(errno, address_, std::string("its PCI registers cannot be read") + kAnew);
   command |= PCI_COMMAND_MEMORY;
   command =
       static_cast<uint16_t>(may ? command | PCI_COMMAND_MASTER : command & ~PCI_COMMAND_MASTER);
   return pwrite(device_, &command, sizeof command, at) == sizeof command
              ? Status{}
-             : fail(errno, "the drive's PCI registers cannot be written");
+             : device_error(errno, address_,
+                            std::string("its PCI registers cannot be written") + kAnew);
 }
 
 void PciDevice::cut_off() {
@@ -306,7 +320,7 @@ void PciDevice::cut_off() {
 Status PciDevice::enable() {
   STOKER_TRY(let_reach_memory(true));
   interrupt_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (interrupt_ < 0) return fail(errno, "cannot make an eventfd");
+  if (interrupt_ < 0) return device_error(errno, address_, "cannot make an eventfd for it");
   alignas(vfio_irq_set) std::array<std::byte, sizeof(vfio_irq_set) + sizeof(int)> memory{};
   auto* set = reinterpret_cast<vfio_irq_set*>(memory.data());
   set->argsz = memory.size();
@@ -316,7 +330,9 @@ Status PciDevice::enable() {
   std::memcpy(memory.data() + sizeof(vfio_irq_set), &interrupt_, sizeof(int));
   return ioctl(device_, VFIO_DEVICE_SET_IRQS, set) == 0
              ? Status{}
-             : fail(errno, "the drive has no MSI-X interrupts");
+             : device_error(errno, address_,
+                            "its MSI-X interrupts cannot be set up; use another drive, or name the "
+                            "kernel's device (nvme:/dev/ng0n1)");
 }
 
 }  // namespace stoker::nvme

@@ -45,7 +45,7 @@ Result<Place> parse_place(const std::string& device, const std::string& path) {
       (std::from_chars(device.data() + slash + 1, end, place.space).ptr != end || place.space == 0);
   if (!wrong && !place.address.empty()) return place;
   return fail(Code::invalid_argument,
-              "'{}' names no drive to be driven from here; write for example nvme:0000:00:04.0, or "
+              "'{}' names no drive by its PCI address; write for example nvme:0000:00:04.0, or "
               "nvme:0000:00:04.0/2 for its second namespace",
               path);
 }
@@ -97,7 +97,9 @@ Result<size_t> VfioEngine::drive_at(const std::string& address) {
   for (size_t i = 0; i < made; ++i) {
     if (drives_[i]->driver->address() == address) return i;
   }
-  if (made == kDrivesMax) return fail(Code::unsupported, "one engine drives 16 drives at most");
+  if (made == kDrivesMax)
+    return fail(Code::unsupported, "'{}' is one drive too many: a process drives at most 16",
+                address);
   if (!bus_) {
     STOKER_ASSIGN(bus_, options_.make_bus());
   }
@@ -117,7 +119,7 @@ void VfioEngine::map_arena(int32_t id) {
   const auto at = bus_->map_arena(id, region.data, region.bytes);
   if (at) region.at = *at;
   arenas_changed_.store(true, std::memory_order_release);
-  if (!at) log().warn("{}: each transfer maps its memory", at.error().message());
+  if (!at) log().warn("{}: each transfer maps its memory, which is slower", at.error().message());
 }
 
 Status VfioEngine::adopt(const Arena& arena) {
@@ -375,7 +377,7 @@ void VfioEngine::watch(uint64_t now_ns) {
 void VfioEngine::watch(Drive& drive, uint64_t now_ns) {
   switch (drive.driver->health()) {
     case Driver::Health::gone:
-      return give_up(drive, fail(ENODEV, "it was removed"));
+      return give_up(drive, fail(ENODEV, "it was removed; check that it is plugged in"));
     case Driver::Health::failed:
       return reset(drive, "it reports a fatal error");
     case Driver::Health::good:

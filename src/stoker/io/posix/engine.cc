@@ -53,7 +53,8 @@ Status PosixEngine::add_thread() {
   try {
     threads_.push_back(start_io_thread("stoker-posix", [this] { work(); }));
   } catch (const std::system_error& error) {
-    return fail(error.code().value(), "cannot start a thread for disk I/O");
+    return fail(error.code().value(),
+                "cannot start a thread for disk I/O; raise the limit of processes (ulimit -u)");
   }
   return {};
 }

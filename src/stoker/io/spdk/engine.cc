@@ -172,7 +172,9 @@ class Driven final : public Engine {
     for (size_t i = 0; i < made; ++i) {
       if (drives_[i]->address == address) return drives_[i].get();
     }
-    if (made == kDrivesMax) return fail(Code::unsupported, "one engine drives 16 drives at most");
+    if (made == kDrivesMax)
+      return fail(Code::unsupported, "'{}' is one drive too many: a process drives at most 16",
+                  address);
     auto drive = std::make_unique<Drive>();
     drive->address = address;
     STOKER_ASSIGN(drive->controller, env_.attach(address));
@@ -182,7 +184,8 @@ class Driven final : public Engine {
     drive->queue = spdk_nvme_ctrlr_alloc_io_qpair(drive->controller, &options, sizeof options);
     if (drive->queue == nullptr) {
       env_.detach(address);
-      return fail(EBUSY, "the NVMe drive {} has no queue left", address);
+      return fail(EBUSY, "the NVMe drive {} has no queue left; end other programs that use it",
+                  address);
     }
     drives_[made] = std::move(drive);
     drives_made_.store(made + 1, std::memory_order_release);
@@ -193,11 +196,14 @@ class Driven final : public Engine {
                                       const std::string& path) {
     spdk_nvme_ns* const space = spdk_nvme_ctrlr_get_ns(drive.controller, place.space);
     if (space == nullptr || !spdk_nvme_ns_is_active(space))
-      return fail(Code::not_found, "cannot open '{}': the drive has no namespace {}", path,
-                  place.space);
+      return fail(Code::not_found,
+                  "cannot open '{}': the drive has no namespace {}; `stoker nvme list` shows those "
+                  "it has",
+                  path, place.space);
     if (spdk_nvme_ns_get_md_size(space) != 0)
       return fail(Code::unsupported,
-                  "cannot open '{}': its format carries metadata; format it without (nvme format)",
+                  "cannot open '{}': its blocks carry metadata; format it without (nvme format "
+                  "--ms=0; that deletes what it holds)",
                   path);
     return nvme::Space{place.space, spdk_nvme_ns_get_sector_size(space),
                        spdk_nvme_ns_get_num_sectors(space),
@@ -223,7 +229,7 @@ class Driven final : public Engine {
         return;  // what is under way makes room
       drive.waiting.pop_front();
       if (error == 0) continue;
-      fail(op, -error, files_.find(op.file)->path, "SPDK does not take it");
+      fail(op, -error, files_.find(op.file)->path, "SPDK refuses the command");
       failed_.push(op);
     }
   }

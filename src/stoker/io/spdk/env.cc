@@ -57,7 +57,8 @@ Status Env::start(const std::vector<std::string>& addresses) {
   MutexLock lock(mutex_);
   if (shown_.empty()) {
     // With nothing on the list all devices are shown.
-    if (addresses.empty()) return fail(Code::invalid_argument, "SPDK was given no drives");
+    if (addresses.empty())
+      return fail(Code::invalid_argument, "SPDK was given no drives; name at least one");
     STOKER_TRY(start_environment(addresses));
     shown_ = addresses;
     return {};

@@ -47,7 +47,7 @@ Status UringRegistry::add_file(FileId id, int fd) {
   if (!has_file(id)) return {};
   const int result = io_uring_register_files_update(ring_, static_cast<unsigned>(id), &fd, 1);
   return result == 1 ? Status{}
-                     : fail(-result, "the kernel does not register the file for io_uring");
+                     : fail(-result, "the kernel refuses to register a file for io_uring");
 }
 
 void UringRegistry::remove_file(FileId id) {

@@ -278,7 +278,7 @@ TEST_F(CachedStore, ADiskThatIsTooSlowIsDoneWithout) {
     EXPECT_EQ(cache().off, "");
     EXPECT_EQ(read("a", 0, kBlock), bytes);
   }
-  EXPECT_NE(cache().off.find(" ms for a read of a block"), std::string::npos);
+  EXPECT_NE(cache().off.find(" ms to read a block"), std::string::npos);
   EXPECT_EQ(cache().fetched_bytes, 0U);
   EXPECT_EQ(read("a", 0, kBlock), bytes);
   EXPECT_EQ(cache().fetched_bytes, kBlock);

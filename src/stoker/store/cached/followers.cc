@@ -65,9 +65,8 @@ Result<std::unique_ptr<Follower>> Follower::make(Plan plan, const std::vector<Ob
     }
     if (mixed->items.size() != mixed->weights.size() || sum != made->items_ ||
         std::ranges::find(mixed->items, 0U) != mixed->items.end())
-      return wrong(
-          "a mixed plan needs a weight for each source, and sources that have all of its "
-          "items");
+      return wrong("a mixed plan needs a weight and at least one item for each source, and " +
+                   std::to_string(made->items_) + " items in all, not " + std::to_string(sum));
     STOKER_ASSIGN(made->mixture_, Mixture::make(mixed->weights, mixed->seed));
   }
   made->position_ = made->dropped_ = made->unrolled_ = std::min(given.position, made->last_);

@@ -92,7 +92,8 @@ Result<Map> decode(std::span<const std::byte> bytes) {
   ByteReader head(bytes.subspan(kMagic.size(), kCrcAt - kMagic.size()));
   const auto version = head.get<uint32_t>();
   if (version != kVersion)
-    return fail(Code::mismatch, "the cache has version {}, not {}", version, kVersion);
+    return fail(Code::mismatch, "the cache has format {}, but this Stoker reads format {}", version,
+                kVersion);
   Map map;
   map.header.block_bytes = head.get<uint32_t>();
   map.header.slots = head.get<uint64_t>();

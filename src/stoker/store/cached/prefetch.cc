@@ -131,7 +131,8 @@ void CachedStore::take_arrived(const std::string& key) {
       if (!job.status) continue;
       if (!now) now = object_now(key);
       if (*now && (*now)->tag == job.tag) continue;
-      job.status = *now ? fail(Code::conflict, "'{}' was replaced", key) : now->error();
+      job.status = *now ? fail(Code::conflict, "'{}' was replaced while it was prefetched", key)
+                        : now->error();
     }
     for (AheadJob& job : jobs) arrived(job);
     const size_t count = jobs.size();

@@ -193,7 +193,7 @@ bool CachedStore::came_from_slot(Piece& piece, const Status& moved) {
   if (same && moved) {
     if (took > options_.late) {
       failed(piece.id,
-             fail(Code::io, "the fast store took {} ms for a read of a block", took.count()));
+             fail(Code::io, "the fast store took {} ms to read a block, too long", took.count()));
     } else {
       errors_ = 0;
       if (++good_ == kGoodReads) probes_ = 0;

@@ -272,8 +272,8 @@ Status CachedStore::forget(std::string_view key, uint64_t offset, uint64_t bytes
       lock, [&]() REQUIRES(mutex_) { return flush_done_ >= wanted || life_ != life || !slots_; });
   if (slots_ && life_ == life) return {};
   return fail(Code::io,
-              "the cache forgot the bytes, but cannot say so durably; forget them again{}",
-              counts_.off.empty() ? "" : ": " + counts_.off);
+              "the cache forgot the bytes, but cannot record that on its disk{}; forget them again",
+              counts_.off.empty() ? "" : " (" + counts_.off + ")");
 }
 
 Result<std::unique_ptr<Transaction>> CachedStore::begin() {

@@ -159,7 +159,7 @@ void FileShard::put(ShardPut& request, Plug& plug) {
     if (fence_.number == 0 || request.fence != fence_) {
       request.status =
           fail(Code::conflict,
-               "another writer has opened it meanwhile, and it takes writes of that one");
+               "another writer has opened the store since, and the shard takes only its writes");
     } else {
       ++under_way_;
     }
@@ -201,7 +201,7 @@ Status FileShard::fence(const Fence& fence) {
   const Fence before = stored();
   if (before.number > fence.number ||
       (before.number == fence.number && before.writer != fence.writer))
-    return fail(Code::conflict, "another writer has opened it meanwhile");
+    return fail(Code::conflict, "another writer has opened the store since");
   STOKER_TRY(store(fence));
   MutexLock lock(mutex_);
   fence_ = fence;

@@ -26,7 +26,8 @@ void Folding::compute_all() {
 // A stripe with rows that have lost too much stays in the log, and out of the way.
 void Folding::leave(uint64_t stripe, const Error& why) {
   if (left_.emplace(stripe, why.what).second)
-    log().warn("a stripe cannot be folded: {}", why.message());
+    log().warn("updates of stripe {} stay in the logs, as they cannot be applied: {}", stripe,
+               why.message());
 }
 
 void Folding::drop_left() {

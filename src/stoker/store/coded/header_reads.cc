@@ -55,9 +55,10 @@ std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripe
       if (reads[i].any) {
         merged = reads[i].raw.merge(shape_);
       } else {
-        failed.emplace(stripe->id,
-                       fail(Code::io, "none of the headers of stripe {} can be read: {}",
-                            stripe->id, reads[i].why));
+        failed.emplace(
+            stripe->id,
+            fail(Code::io, "no header of stripe {} can be read ({}): bring missing disks back",
+                 stripe->id, reads[i].why));
       }
       const auto map = map_.lock();
       if (!merged || stripe->headers) continue;

@@ -40,7 +40,7 @@ ShardSet LogSet::without_room(const std::map<size_t, FrameBuilder>& frames) cons
 Status LogSet::append(std::map<size_t, FrameBuilder>& frames, ShardSet touched,
                       std::map<size_t, LogFrame>& written, std::span<const Beside> beside) {
   if (const ShardSet full = without_room(frames); full != 0) {
-    return fail(Code::out_of_space, "the log of '{}' is full",
+    return fail(Code::out_of_space, "the log of '{}' is full: commit less at a time",
                 shards_[static_cast<size_t>(std::countr_zero(full))].path);
   }
   STOKER_CHECK(written.empty());

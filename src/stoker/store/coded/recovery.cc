@@ -30,8 +30,7 @@ Status Recovery::run(bool read_only) {
   bool writable = !read_only && shape_.writable(whole);
   if (shards_.fresh() && !writable)
     return fail(Code::io,
-                "the shards that were just made cannot be read: make the store once more, on disks "
-                "that work");
+                "the new shards cannot be read: make the store again, on disks that work");
   if (current == 0)
     return fail(Code::not_found,
                 "none of the present shards holds the latest writes: bring more disks back");
@@ -56,7 +55,8 @@ Status Recovery::run(bool read_only) {
   let_go();
   const auto refuse = [this](Error why) { map_.lock()->refused = std::move(why); };
   if (read_only) {
-    refuse(fail(Code::read_only, "it was opened read-only"));
+    refuse(fail(Code::read_only, "the store {} was opened read-only; open it for writing",
+                map_.name()));
   } else if (!hidden_.empty()) {
     writable = false;
     refuse(fail(Code::read_only,
@@ -133,7 +133,8 @@ Status Recovery::load_raw() {
     if (!stripe) continue;
     HeaderRead read{stripe.get(), RawHeaders(shape_)};
     reader_.read_headers({&read, 1}, Priority::demand);
-    if (!read.any) log().warn("none of the headers of stripe {} can be read: {}", id, read.why);
+    if (!read.any)
+      log().warn("no header of stripe {} of {} can be read: {}", id, map_.name(), read.why);
     raw_.emplace(id, std::move(read.raw));
   }
   return {};
@@ -283,7 +284,8 @@ void Recovery::find_gone() {
   }
   if (!hidden_.empty()) gone.push_back(hidden_);
   for (const std::string& each : gone)
-    log().warn("a coded store has lost more than it can bear: {}", each);
+    log().warn("the coded store {} has lost data, as too many shards are missing or damaged: {}",
+               map_.name(), each);
 }
 
 // Segments with nothing in them that is needed are free from here on: what is appended next must go

@@ -568,7 +568,8 @@ bool Scrubber::patrol_step() {
   for (size_t i = 0; news && i < report.lost.size(); ++i)
     log().warn("the background scrub of a coded store: {}", report.lost[i]);
   if (news && report.unlisted > 0)
-    log().warn("the background scrub of a coded store: and {} more like these", report.unlisted);
+    log().warn("the background scrub of a coded store found {} more problems like these",
+               report.unlisted);
   patrol_.reset();
   return more.has_value();
 }

@@ -279,8 +279,8 @@ Status Recovery::restore_reserve() {
     if (folded) STOKER_TRY(joining_.checkpoint());
     if (!folded || *folded == 0) {
       log().warn(
-          "the logs of {} have {} free segments of the {} that opening keeps free, and a fold "
-          "frees none: {}",
+          "the logs of {} are nearly full: {} of the {} segments that an opening needs are free, "
+          "and applying the logged updates frees no more ({}); remove objects",
           map_.name(), logs_.free_segments(), LogSet::kReserve,
           folded ? "nothing is left to fold" : folded.error().what);
       return {};

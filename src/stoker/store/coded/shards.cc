@@ -157,9 +157,11 @@ Result<std::unique_ptr<Shards>> Shards::open(const CodedPlan& plan, const Runtim
   } else if (options.create && !options.read_only) {
     STOKER_TRY(shards->make(plan, options, coded, found));
   } else {
-    return fail(Code::not_found,
-                "there is no finished coded store at '{}' and its companions; make it first",
-                plan.paths[0]);
+    return fail(
+        Code::not_found,
+        "there is no finished coded store at '{}' and the paths beside it; check the paths, "
+        "or make one with `stoker create`",
+        plan.paths[0]);
   }
   for (Member& shard : shards->shards_) {
     shard.log = std::make_unique<ShardLog>(shards->shape_, shards->store_, shards->index_of(shard));
@@ -216,7 +218,7 @@ Status Shards::fence_members() {
   STOKER_TRY(fence_present());
   if (present() == before || shape_.writable(current())) return {};
   return fail(Code::io,
-              "too few of its shards take writes: open it read-only to read it, or bring disks "
+              "too few shards of the store take writes: open it read-only, or bring disks "
               "back that can be written{}",
               missing());
 }
@@ -540,7 +542,9 @@ Status Shards::replace(const std::string& named, const StoreOptions& options, bo
   if (held.number >= fence_.number) {
     const ShardSet before = present();
     STOKER_TRY(fence_present());
-    if (present() != before) return fail(Code::io, "replacing '{}'{}", path, missing());
+    if (present() != before)
+      return fail(Code::io, "replacing '{}' failed: another shard was lost meanwhile{}", path,
+                  missing());
   }
   const Status fenced = fence_one(shard);
   if (!fenced) return fenced.error().with("replacing '" + path + "'");

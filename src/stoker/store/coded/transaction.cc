@@ -49,7 +49,8 @@ Result<StagedObject*> StagedTransaction::own(std::string_view key) {
   if (state_->done)
     return fail(Code::invalid_argument, "the transaction is already committed: begin another");
   if (key.empty() || key.size() > kKeyMax)
-    return fail(Code::invalid_argument, "an object's name has 1 to 1024 bytes");
+    return fail(Code::invalid_argument, "an object's name has 1 to {} bytes, not {}", kKeyMax,
+                key.size());
   if (const auto at = state_->objects.find(key); at != state_->objects.end()) return &at->second;
   const auto map = map_.lock();
   if (map->refused) return *map->refused;
@@ -73,13 +74,16 @@ Status StagedTransaction::resize(std::string_view key, uint64_t bytes, uint32_t 
   MutexLock lock(state_->mutex);
   if (chunk_bytes != 0) STOKER_TRY(check_chunk_bytes(chunk_bytes));
   if (bytes > kObjectBytesMax)
-    return fail(Code::invalid_argument, "an object of a coded store has at most {}",
-                human_bytes(kObjectBytesMax));
+    return fail(
+        Code::invalid_argument,
+        "'{}' would have {}, but an object of a coded store has at most {}; split it into several",
+        key, human_bytes(bytes), human_bytes(kObjectBytesMax));
   STOKER_ASSIGN(StagedObject * object, own(key));
   if (object->exists && chunk_bytes != 0 && chunk_bytes != object->chunk_bytes) {
     return fail(Code::invalid_argument,
-                "'{}' has chunks of {} bytes and keeps them; remove it first", key,
-                object->chunk_bytes);
+                "'{}' has chunks of {} bytes, and their size cannot be changed; remove the object "
+                "first, then write it with other chunks",
+                key, object->chunk_bytes);
   }
   if (!object->exists) {
     object->exists = object->made = true;

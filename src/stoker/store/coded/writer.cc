@@ -114,7 +114,8 @@ void Writer::run() {
     STOKER_CHECK(stopping_);
     left.swap(jobs_);
   }
-  for (Job& job : left) job.done.complete(fail(Code::cancelled, "the store was closed meanwhile"));
+  for (Job& job : left)
+    job.done.complete(fail(Code::cancelled, "the store was closed before this was done"));
 }
 
 void Writer::serve(std::vector<Request> batch) {

@@ -112,8 +112,8 @@ Result<Beneath> Beneath::open(const std::string& path, bool openat2) {
   Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) {
     const int error = errno;
-    const std::string why = error == ENOTDIR  ? ": it is not a folder"
-                            : error == ENOENT ? ": there is no such folder"
+    const std::string why = error == ENOTDIR  ? ": it is not a folder; name a folder"
+                            : error == ENOENT ? ": there is no such folder; check the path"
                                               : "";
     return fail(error, "cannot open the folder '{}'{}", path, why);
   }
@@ -145,10 +145,13 @@ Result<Fd> Beneath::open_at(std::string_view path, int flags) const {
                    "there is no " + name + ": a part of it is a file, not a folder"};
     case ELOOP:
     case EXDEV:
-      return Error{Code::not_found, ELOOP, name + " is behind a link, and links are not followed"};
+      return Error{Code::not_found, ELOOP,
+                   name +
+                       " is behind a link, and links are not followed; put the file itself "
+                       "there"};
     case EACCES:
     case EPERM:
-      return fail(-fd, "cannot open {}: permission is denied", name);
+      return fail(-fd, "cannot open {}", name);
     default:
       return fail(-fd, "cannot open {}", name);
   }
@@ -162,7 +165,7 @@ Result<Fd> Beneath::make_folder(const std::string& path,
     if (there.error().sys_errno == ENOTDIR) {
       return Error{Code::invalid_argument, ENOTDIR,
                    "'" + path + "' or a part of it is an object in '" + path_ +
-                       "', so nothing can lie below it"};
+                       "', so nothing can lie below it; take another name"};
     }
     if (there.error().sys_errno == ELOOP)
       return Error{Code::invalid_argument, ELOOP, there.error().what};

@@ -297,7 +297,8 @@ Future<void> DirStore::snapshot(std::string_view) {
 Future<void> DirStore::drop(std::string_view name, Durability) { return no_snapshot(name); }
 
 Error DirStore::read_only_error() const {
-  return fail(Code::read_only, "the store 'dir:{}' was opened read-only", root_.path());
+  return fail(Code::read_only, "the store 'dir:{}' was opened read-only; open it for writing",
+              root_.path());
 }
 
 void DirStore::keep_space(uint64_t bytes) {

@@ -56,7 +56,7 @@ Status outcome_of(const BufferedRead& read) {
   if (read.outcome < 0) return fail(static_cast<int>(-read.outcome), "the file cannot be read");
   if (static_cast<size_t>(read.outcome) == read.into.size) return {};
   return fail(Code::io,
-              "the file became shorter while it was read; another program writes it in place");
+              "the file became shorter while it was read; end the program that writes it in place");
 }
 
 bool goes_direct(uint64_t offset, const Slice& bytes) {

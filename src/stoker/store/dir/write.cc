@@ -69,7 +69,8 @@ Status DirStore::resize(Staged& staged, std::string_view key, uint64_t bytes,
   STOKER_TRY(staged.check_open(key));
   if (chunk_bytes != 0) STOKER_TRY(check_chunk_bytes(chunk_bytes));
   if (bytes > static_cast<uint64_t>(INT64_MAX))
-    return fail(Code::invalid_argument, "a file has at most 8 EiB");
+    return fail(Code::invalid_argument, "'{}' would have {} bytes, but a file has at most 8 EiB",
+                key, bytes);
   if (staged.pending > 0)
     return fail(Code::busy, "'{}' is being written: wait for that before its size changes", key);
   staged.key = key;

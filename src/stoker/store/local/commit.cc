@@ -33,7 +33,7 @@ Result<uint64_t> framed_image_bytes(const Map& map) {
 Future<Version> LocalStore::commit(const StatePtr& state, Durability durability) {
   MutexLock lock(mutex_);
   if (state->phase != TransactionState::Phase::open)
-    return fail(Code::invalid_argument, "the transaction was already committed");
+    return fail(Code::invalid_argument, "the transaction is already committed: begin another");
   if (!state->name.empty() && durability == Durability::deferred)
     return fail(Code::invalid_argument,
                 "a version that gets a name must be durable: commit it as durable");
@@ -73,7 +73,8 @@ void LocalStore::process_here(MutexLock& lock) noexcept {
 
 Status LocalStore::check_name(std::string_view snapshot) {
   if (!snapshot.empty() && snapshot.size() <= kKeyMax) return {};
-  return fail(Code::invalid_argument, "a snapshot's name has 1 to {} bytes", kKeyMax);
+  return fail(Code::invalid_argument, "a snapshot's name has 1 to {} bytes, not {}", kKeyMax,
+              snapshot.size());
 }
 
 Future<void> LocalStore::snapshot(std::string_view name) {
@@ -88,7 +89,8 @@ Future<void> LocalStore::enqueue_named(CommitEntry::Kind kind, std::string_view 
   STOKER_TRY(check_name(name));
   MutexLock lock(mutex_);
   if (read_only_option_)
-    return fail(Code::read_only, "the store '{}' was opened read-only", composition());
+    return fail(Code::read_only, "the store '{}' was opened read-only; open it for writing",
+                composition());
   auto entry = std::make_unique<CommitEntry>();
   entry->kind = kind;
   entry->name = name;
@@ -200,7 +202,7 @@ Status LocalStore::encode(CommitEntry& entry, Version version) {
     STOKER_TRY(put_name(out, entry.name));
   } else if (entry.kind == CommitEntry::Kind::drop) {
     if (map_->find_snapshot(entry.name) == nullptr)
-      return fail(Code::not_found, "there is no snapshot '{}' to drop", entry.name);
+      return fail(Code::not_found, "there is no snapshot '{}' to drop; check its name", entry.name);
     put_drop(out, entry.name);
   } else if (entry.kind == CommitEntry::Kind::commit) {
     STOKER_CHECK(entry.state->phase == TransactionState::Phase::committing);
@@ -303,7 +305,9 @@ Status LocalStore::check_room(const Growth& growth, std::string_view group,
   if (static_cast<int64_t>(map_->slots()) + growth.slots >
       static_cast<int64_t>(map_->limits().slots_max))
     return fail(Code::out_of_space,
-                "the objects of the store would have too many chunks: use larger ones");
+                "the objects of the store would have more than {} chunks; write them in larger "
+                "chunks, or make a larger store",
+                map_->limits().slots_max);
   if (map_->image_bound() + growth.image_bytes <= committer_.payload_max()) return {};
   Map after = *map_;
   std::vector<Extent> freed;

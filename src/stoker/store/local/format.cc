@@ -65,8 +65,10 @@ Result<std::optional<VolumeHeader>> decode_header(std::span<const std::byte> sec
   if (crc != crc32c(sector.data(), kCrcAt))
     return fail(Code::corruption, "the volume header is damaged: its checksum differs");
   if (const auto version = in.get<uint32_t>(); version != kFormatVersion) {
-    return fail(Code::mismatch, "the volume has format {}; this Stoker reads format {}", version,
-                kFormatVersion);
+    return fail(Code::mismatch,
+                "the volume has format {}, but this Stoker reads format {}: use the Stoker that "
+                "wrote it",
+                version, kFormatVersion);
   }
   VolumeHeader header;
   header.state = in.get<VolumeState>();

@@ -283,9 +283,9 @@ Status Journal::append(std::string_view items) {
 Status Journal::write_frame(FrameKind kind, std::string_view body) {
   const size_t payload = sizeof kind + body.size();
   if (!writer_.fits(payload))
-    return fail(
-        Code::out_of_space,
-        "the journal is too small for the map: make a store for more objects or of larger chunks");
+    return fail(Code::out_of_space,
+                "the journal is too small for the map of the store: make a store for more objects "
+                "(objects_max), or with larger chunks");
   std::string bytes(reinterpret_cast<const char*>(&kind), sizeof kind);
   bytes.append(body);
   const uint64_t framed = framed_bytes(payload);

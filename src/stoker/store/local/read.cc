@@ -20,7 +20,8 @@ Error not_found(std::string_view key, std::string_view snapshot) {
 Result<const Table*> table_of(const Map& map, std::string_view snapshot) {
   if (snapshot.empty()) return &map.current();
   const Snapshot* found = map.find_snapshot(snapshot);
-  if (found == nullptr) return fail(Code::not_found, "there is no snapshot '{}'", snapshot);
+  if (found == nullptr)
+    return fail(Code::not_found, "there is no snapshot '{}'; check its name", snapshot);
   return &found->table;
 }
 
@@ -116,9 +117,11 @@ Result<std::shared_ptr<StagedChunk>> LocalStore::gather(Transfer& transfer, cons
   using Phase = TransactionState::Phase;
   const StagedObject* staged = nullptr;
   if (state && state->phase == Phase::failed)
-    return fail(Code::cancelled, "the transaction's commit failed: its bytes are gone");
+    return fail(Code::cancelled,
+                "the commit of the transaction failed, so its bytes are gone; begin another");
   if (state && state->phase == Phase::abandoned)
-    return fail(Code::cancelled, "the transaction was abandoned before it could be read");
+    return fail(Code::cancelled,
+                "the transaction was abandoned before its bytes were read; begin another");
   if (state && state->phase != Phase::committed) {
     if (const auto own = state->objects.find(transfer.key); own != state->objects.end())
       staged = &own->second;
@@ -130,8 +133,9 @@ Result<std::shared_ptr<StagedChunk>> LocalStore::gather(Transfer& transfer, cons
   const uint64_t bytes = staged != nullptr ? staged->bytes : found->second->bytes;
   const uint32_t chunk_bytes = staged != nullptr ? staged->chunk_bytes : found->second->chunk_bytes;
   if (offset > bytes || into.size > bytes - offset) {
-    return fail(Code::invalid_argument, "reading {} bytes at {} of '{}', which has {}", into.size,
-                offset, transfer.key, bytes);
+    return fail(Code::invalid_argument,
+                "{} bytes at {} of '{}' cannot be read: it has {}; read less", into.size, offset,
+                transfer.key, bytes);
   }
   for (size_t moved = 0; moved < into.size;) {
     Piece piece;

@@ -25,7 +25,9 @@ constexpr const char* kFileName = "stoker.volume";
 
 // The file or device behind what the user named; makes the folder of a store that is to be made.
 Result<std::string> resolve(const std::string& path, const StoreOptions& options) {
-  if (path.empty()) return fail(Code::invalid_argument, "a store's volume has an empty name");
+  if (path.empty())
+    return fail(Code::invalid_argument,
+                "a volume of the store has an empty path; give each a path");
   STOKER_ASSIGN(const auto status, look_at(path));
   if (std::filesystem::is_directory(status)) return path + "/" + kFileName;
   if (std::filesystem::exists(status)) return path;
@@ -152,7 +154,8 @@ Status VolumeSet::read_headers() {
     const bool blank = !found && unreadable->empty() && all_zero(bytes.first(kHolderAt)) &&
                        all_zero(bytes.subspan(kHolderAt + kHeaderBytes));
     if (!found && volume.file.bytes < kHeaderRegion) {
-      return fail(Code::mismatch, "'{}' is not a volume of a store: it is too small", volume.path);
+      return fail(Code::mismatch,
+                  "'{}' is not a volume of a store: it is too small; check the path", volume.path);
     }
     if (!found && !blank) {
       if (!error && error.error().code == Code::mismatch)

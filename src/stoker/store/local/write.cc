@@ -27,7 +27,8 @@ Chunk trimmed(Chunk chunk, uint64_t chunk_at, uint64_t limit) {
 Result<std::unique_ptr<Transaction>> LocalStore::begin() {
   MutexLock lock(mutex_);
   if (read_only_option_)
-    return fail(Code::read_only, "the store '{}' was opened read-only", composition());
+    return fail(Code::read_only, "the store '{}' was opened read-only; open it for writing",
+                composition());
   if (poisoned_)
     return fail(Code::read_only, "the store refuses writes until it is reopened: {}",
                 poisoned_->what);
@@ -49,7 +50,8 @@ Status LocalStore::check_writable(const TransactionState& state) const {
 Result<StagedObject*> LocalStore::own(TransactionState& state, std::string_view key,
                                       bool must_exist) {
   if (key.empty() || key.size() > kKeyMax)
-    return fail(Code::invalid_argument, "an object's key has 1 to {} bytes", kKeyMax);
+    return fail(Code::invalid_argument, "an object's key has 1 to {} bytes, not {}", kKeyMax,
+                key.size());
   if (auto found = state.objects.find(key); found != state.objects.end()) {
     if (must_exist && found->second.removed)
       return fail(Code::not_found, "there is no object '{}'", key);
@@ -114,7 +116,9 @@ Status LocalStore::resize(TransactionState& state, std::string_view key, uint64_
     object->bytes = object->base_limit = 0;
     object->chunk_bytes = unit;
   } else if (chunk_bytes != 0 && chunk_bytes != object->chunk_bytes) {
-    return fail(Code::invalid_argument, "'{}' has chunks of {} bytes; remove it to change that",
+    return fail(Code::invalid_argument,
+                "'{}' has chunks of {} bytes, and their size cannot be changed; remove the object "
+                "first, then write it with other chunks",
                 key, object->chunk_bytes);
   }
   if (bytes < object->bytes) {

@@ -42,7 +42,7 @@ Result<std::unique_ptr<Blocks>> Blocks::make(uint64_t bytes, uint32_t block_byte
     // All of it now: later a missing page would end the process.
     if (fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0)
       return Error{Code::over_budget, errno,
-                   "the machine has not " + human_bytes(bytes) +
+                   "the machine has less than " + human_bytes(bytes) +
                        " of free memory for blocks; give --memory a smaller size"};
   }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0)

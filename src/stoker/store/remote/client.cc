@@ -155,7 +155,9 @@ class LargeRead : public std::enable_shared_from_this<LargeRead> {
   void again() {
     if (++attempts_ < kAttempts) return begin();
     promise_.complete(
-        fail(Code::busy, "'{}' is changed all the time: read less at once", request_.keys[0]));
+        fail(Code::busy,
+             "'{}' was changed during each of {} reads: read less at once, or stop its writers",
+             request_.keys[0], kAttempts));
   }
 
   const LinkPtr link_;
@@ -332,7 +334,7 @@ class RemoteStore final : public Store, public HasAnswers {
     }
     return fail(
         Code::busy,
-        "the objects changed each time they were listed; list a longer prefix, or a snapshot");
+        "objects were changed each time they were listed; list a longer prefix, or a snapshot");
   }
   Future<void> read(std::string_view key, uint64_t offset, Slice into,
                     ReadOptions options) override {

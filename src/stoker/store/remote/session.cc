@@ -304,8 +304,10 @@ bool Session::take(const Packet& packet) {
 
 Status Session::check_key(std::string_view key) const {
   if (key.starts_with(served_.options.prefix)) return {};
-  return fail(Code::no_permission, "'{}' is not served: only names that start with '{}' are", key,
-              served_.options.prefix);
+  return fail(Code::no_permission,
+              "'{}' is not served: only names that start with '{}' are; start `stoker serve` with "
+              "another --prefix",
+              key, served_.options.prefix);
 }
 
 Status Session::check_rights(const Request& request) const {
@@ -313,12 +315,15 @@ Status Session::check_rights(const Request& request) const {
   const bool changes = changes_the_store(kind) || kind == Kind::begin;
   if (changes && read_only_)
     return fail(Code::read_only, "{}",
-                served_.options.read_only ? "the store is served to be read only"
-                                          : "the store was opened to be read only");
+                served_.options.read_only
+                    ? "the store is served read-only; start `stoker serve` without --read-only"
+                    : "the store was opened read-only; open it for writing");
   if (served_.options.prefix.empty()) return {};
   if (kind == Kind::snapshot || kind == Kind::drop || kind == Kind::name)
     return fail(Code::no_permission,
-                "a snapshot is of the whole store, and only a part of it is served");
+                "a snapshot is of the whole store, but only names that start with '{}' are served; "
+                "start `stoker serve` without --prefix",
+                served_.options.prefix);
   const bool of_a_key = kind == Kind::stat || kind == Kind::resize || kind == Kind::write ||
                         kind == Kind::remove || kind == Kind::expect || kind == Kind::require ||
                         kind == Kind::copy || kind == Kind::forget;
@@ -505,7 +510,8 @@ Result<Answer> Session::blocking(const Request& request) {
   switch (request.kind) {
     case Kind::resize:
       if (request.number > UINT32_MAX)
-        return fail(Code::invalid_argument, "a chunk has 8 MiB at most");
+        return fail(Code::invalid_argument, "a chunk has at most 8 MiB, not {} bytes",
+                    request.number);
       return plain(
           staged->resize(request.key, request.bytes, static_cast<uint32_t>(request.number)));
     case Kind::remove:
@@ -516,10 +522,17 @@ Result<Answer> Session::blocking(const Request& request) {
       return plain(staged->name(request.key));
     case Kind::expect:
       if (request.number >= kClasses.size())
-        return fail(Code::invalid_argument, "there is no such class of objects");
+        return fail(
+            Code::invalid_argument,
+            "the client names the unknown class {} of objects; use one version of Stoker on "
+            "both sides",
+            request.number);
       return plain(staged->expect(request.key, static_cast<Class>(request.number)));
     default:
-      return fail(Code::invalid_argument, "there is no such request");
+      return fail(Code::invalid_argument,
+                  "the client makes a request of the unknown kind {}; use one version of Stoker on "
+                  "both sides",
+                  static_cast<unsigned>(request.kind));
   }
 }
 
@@ -538,8 +551,9 @@ Result<Answer> Session::follow(const Request& request) {
   if (more && static_cast<size_t>(std::ranges::count_if(served_.plans, mine)) >= kPlansMax)
     return fail(
         Code::busy,
-        "{} plans of this client are followed: end some, by a plan of the same name without ranges",
-        kPlansMax);
+        "this client has {} plans already, the most; end one before '{}' (follow() with its name "
+        "and no ranges)",
+        kPlansMax, plan.name);
   STOKER_TRY(served_.store.follow(plan));
   served_.plans.erase(plan.name);
   if (!plan.runs.empty()) served_.plans.emplace(plan.name, this);
@@ -563,7 +577,8 @@ void Session::end_plans() {
 void Session::write(uint64_t id, const Request& request) {
   const TransactionPtr staged = open_transaction(request.transaction);
   if (!staged)
-    return answer(id, fail(Code::invalid_argument, "this transaction has ended"), request.bytes);
+    return answer(id, fail(Code::invalid_argument, "this transaction has ended: begin another"),
+                  request.bytes);
   struct Held {
     Grant grant;
     AlignedBytes memory;
@@ -633,7 +648,8 @@ void Session::read(const std::shared_ptr<Reading>& reading) {
 void Session::read_staged(const std::shared_ptr<Reading>& reading) {
   const TransactionPtr staged = transaction(reading->request.transaction);
   if (!staged)
-    return answer(reading->id, fail(Code::invalid_argument, "this transaction has ended"),
+    return answer(reading->id,
+                  fail(Code::invalid_argument, "this transaction has ended: begin another"),
                   reading->bytes);
   const auto memory = std::make_shared<AlignedBytes>(reading->bytes);
   uint64_t at = 0;

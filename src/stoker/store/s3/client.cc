@@ -347,8 +347,10 @@ bool Client::see_to(Try& each, const Reply& reply) {
     MutexLock lock(mutex_);
     if (theirs == -1 || std::abs(skew - each.was->skew_s) < 60) return false;
     if (std::abs(skew - skew_s_) >= 60) {
-      log().warn("the clock of {} is {} s from ours: requests are signed by it",
-                 target_.endpoint.host, skew);
+      log().warn(
+          "the clocks of {} and of this machine differ by {} s, so requests are signed with the "
+          "server's time; set the clock of this machine",
+          target_.endpoint.host, skew);
       skew_s_ = skew;
     }
     ++each.turns;
@@ -466,17 +468,19 @@ Error Client::error_of(const Command& command, const net::HttpAnswer& answer,
         Code::io,
         "{}: the server gave no answer ({}); check that it runs and that endpoint= names it", what,
         tidy(answer.why));
-  if (code == "NoSuchBucket") return fail(Code::not_found, "there is no {}", where_);
+  if (code == "NoSuchBucket")
+    return fail(Code::not_found, "there is no {}; check its name, region= and endpoint=", where_);
   switch (answer.status) {
     case 404:
       return fail(Code::not_found, "there is no {}",
                   command.key.empty() ? where_ : "object " + what);
     case 401:
     case 403:
-      return fail(Code::no_permission,
-                  "the server refuses {} of {} ({}): the credentials lack the right, are wrong or "
-                  "have expired",
-                  command.method, what, said);
+      return fail(
+          Code::no_permission,
+          "the server refuses {} of {} ({}); check that the credentials are right, have not "
+          "expired and allow this",
+          command.method, what, said);
     case 412:
       return fail(Code::conflict,
                   "{} does not meet the condition: it was changed meanwhile; read it and try again",

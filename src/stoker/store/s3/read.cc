@@ -241,8 +241,9 @@ Future<void> S3Store::read(std::string_view key, uint64_t offset, Slice into,
     workers_->run([this, promise, offset, name = std::string(key)] {
       const auto there = stat(name, {});
       if (there && offset > there->bytes)
-        promise->complete(
-            fail(Code::invalid_argument, "byte {} is beyond the end of '{}'", offset, name));
+        promise->complete(fail(Code::invalid_argument,
+                               "byte {} is beyond the end of '{}', which has {}", offset, name,
+                               there->bytes));
       else
         promise->complete(there ? Status() : Status(there.error()));
     });

@@ -784,7 +784,7 @@ TEST_F(S3Fault, WhatCannotBeIsSaidInASentence) {
   tls.replace(tls.find("http://"), 7, "https://");
   EXPECT_NE(error_of(tls + "&patience=0").find("no answer"), std::string::npos);
   server_->fault({{"kind", "status"}, {"status", 403}, {"code", "AccessDenied"}, {"times", 100}});
-  EXPECT_NE(error_of(good).find("lack the right"), std::string::npos);
+  EXPECT_NE(error_of(good).find("check that the credentials are right"), std::string::npos);
   server_->fault({{"kind", "status"}, {"status", 500}, {"code", "InternalError"}, {"times", 100}});
   EXPECT_NE(error_of(good + "&patience=1").find("given up after"), std::string::npos);
 }

@@ -76,8 +76,10 @@ Result<std::unique_ptr<Store>> S3Store::open(const std::string& composition, con
       log().info("an upload of '{}' that a dead writer left in the {} is aborted", key,
                  store->client_->where());
     else
-      log().warn("an upload of '{}' that a dead writer left stays: {}", key,
-                 aborted.error().message());
+      log().warn(
+          "an unfinished upload of '{}', left by a writer that died, cannot be removed and takes "
+          "space: {}",
+          key, aborted.error().message());
     return static_cast<bool>(aborted);
   });
   return std::unique_ptr<Store>(std::move(store));
@@ -101,8 +103,10 @@ S3Store::~S3Store() {
     if (const Status aborted = abort_now(key, id); aborted)
       uploads_.ended(id);
     else
-      log().warn("an upload of '{}' is left over in the {}: {}", key, client_->where(),
-                 aborted.error().message());
+      log().warn(
+          "an unfinished upload of '{}' stays in the {} and takes space, until the next writer on "
+          "this machine removes it: {}",
+          key, client_->where(), aborted.error().message());
   }
 }
 
@@ -124,7 +128,8 @@ Result<S3Store::Match> S3Store::conditions() const {
 }
 
 Error S3Store::read_only_error() const {
-  return fail(Code::read_only, "the store '{}' was opened read-only", location_.composition());
+  return fail(Code::read_only, "the store '{}' was opened read-only; open it for writing",
+              location_.composition());
 }
 
 Result<ObjectInfo> S3Store::head(std::string_view key, std::string* attempt) const {
@@ -185,7 +190,8 @@ Status S3Store::list_into(std::string_view prefix, std::string_view delimiter, L
     if (left_out++ == 0) unusable = name;
   };
   const auto broken = [this](const std::string& why) {
-    return fail(Code::io, "the listing of the {} {}", client_->where(), why);
+    return fail(Code::io, "the listing of the {} {}; check that endpoint= is an S3 server",
+                client_->where(), why);
   };
   for (;;) {
     Query query = {{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", wanted}};

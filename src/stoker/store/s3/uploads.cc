@@ -99,7 +99,8 @@ void Uploads::append(const std::string& line) {
     return;
   failed_ = true;
   log().warn(
-      "uploads cannot be written down in '{}': those of this process stay in the bucket if it dies",
+      "the list of unfinished uploads cannot be written in '{}': if this process dies, its uploads "
+      "stay in the bucket and take space",
       folder_);
 }
 

@@ -109,7 +109,10 @@ Status S3Store::resize(Staged& staged, std::string_view key, uint64_t bytes, uin
   STOKER_TRY(staged.check_open(key));
   if (chunk_bytes != 0) STOKER_TRY(check_chunk_bytes(chunk_bytes));
   if (bytes > kObjectMax)
-    return fail(Code::invalid_argument, "an object in a bucket has at most 5 TiB");
+    return fail(
+        Code::invalid_argument,
+        "'{}' would have {}, but an object in a bucket has at most 5 TiB; split it into several",
+        key, human_bytes(bytes));
   if (!staged.upload.empty() || staged.pending > 0)
     return fail(Code::unsupported,
                 "parts of '{}' are sent already, so its size is fixed: begin another transaction",
@@ -405,9 +408,11 @@ Result<Version> S3Store::commit_now(Staged& staged) {
                "a bucket cannot remove '{}' under a condition; remove it without one", staged.key);
     } else if (staged.required && large) {
       status = fail(
-          Code::unsupported, "'{}' has {}: under a condition a bucket takes 16 MiB at most{}",
+          Code::unsupported,
+          "'{}' has {}, but with a condition this bucket takes at most 16 MiB{}; write it without "
+          "one",
           staged.key, human_bytes(staged.bytes),
-          uploads_ignore_conditions() ? ", and this server ignores conditions of uploads" : "");
+          uploads_ignore_conditions() ? ", as its server ignores conditions of uploads" : "");
     } else {
       status = staged.removed ? delete_object(staged)
                : large        ? complete_upload(staged)
@@ -569,7 +574,8 @@ Result<S3Store::Match> S3Store::probe_conditions() const {
   if (failed)
     return failed->with("asking the " + client_->where() + " whether it knows conditions");
   if (found == Match::none)
-    log().warn("the {} has no conditions ({}): commits cannot require anything", client_->where(),
+    log().warn("the {} has no conditional writes ({}): commits with a condition are refused",
+               client_->where(),
                made == 200 ? "it overwrites what it should not" : "status " + std::to_string(made));
   return found;
 }
@@ -601,7 +607,10 @@ bool S3Store::uploads_ignore_conditions() const {
     const bool done = ended.verdict == Reply::Verdict::ok;
     if (done || ended.answer.status == 412) uploads_ignore_ = done;
     if (!done && !abort_now(key, upload->id))
-      log().warn("an upload of '{}' is left over in the {}", key, client_->where());
+      log().warn(
+          "an unfinished upload of '{}' stays in the {} and takes space; abort it with another "
+          "tool",
+          key, client_->where());
     client_->send({.method = "DELETE", .key = key}).wait();
   }
   return uploads_ignore_.value_or(false);
