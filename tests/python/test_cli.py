@@ -73,7 +73,7 @@ def test_keys_that_are_no_file_names_or_hold_control_characters(tmp_path):
     held.close()
     done = run("export", tmp_path / "s", "p/", tmp_path / "out")
     assert done.returncode == 1 and "2 of 4 objects could not be exported" in done.stderr
-    assert "p/a\\x00b" in done.stderr and "has the same file name" in done.stderr
+    assert "p/a\\x00b" in done.stderr and "is the file of another object" in done.stderr
     assert sorted(path.name for path in (tmp_path / "out" / "p").iterdir()) == [
         "\x1b[2Jc\u009b",
         "a",
