@@ -232,6 +232,6 @@ def test_wrong_settings_are_told(store):
         Loader(Own(), batch=1, shuffle="window")
     with pytest.raises(ValueError, match="'window'"):
         Loader(Own(), batch=1, shuffle="windows")
-    with pytest.raises(ValueError, match="drawn at random"):
+    with pytest.raises(ValueError, match="draws its samples at random"):
         Loader([Own(), Own()], batch=1, weights=[1, 1], shuffle="window")
     assert "by itself" in Loader(Own(), batch=1).order
