@@ -14,9 +14,7 @@ namespace stoker::python {
 [[noreturn]] void raise(const Error& error) {
   const std::string code(name(error.code));
   const nb::object type = nb::module_::import_("stoker.errors").attr("BY_CODE")[code.c_str()];
-  std::string text = error.what;
-  if (error.sys_errno != 0) text += " (" + std::string(std::strerror(error.sys_errno)) + ")";
-  const nb::object exception = type(text);
+  const nb::object exception = type(error.sentence());
   if (error.sys_errno != 0) exception.attr("errno") = error.sys_errno;
   log().debug("{}", error.message());
   PyErr_SetObject(type.ptr(), exception.ptr());

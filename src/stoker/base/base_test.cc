@@ -50,6 +50,21 @@ TEST(Result, CarriesValueOrError) {
   EXPECT_EQ(failed.error().with("key w").message(), "invalid argument: key w: odd");
 }
 
+TEST(Error, TheReasonStandsBeforeWhatToDo) {
+  EXPECT_EQ(fail(EACCES, "cannot open '{}'; open it as root", "x").sentence(),
+            "cannot open 'x' (Permission denied); open it as root");
+  EXPECT_EQ(fail(EACCES, "cannot open 'x'; do a; then b").with("key k").message(),
+            "no permission: key k: cannot open 'x' (Permission denied); do a; then b");
+  // The text names no cure: the usual one of the errno follows.
+  EXPECT_EQ(fail(ENOSPC, "cannot write 'x'").sentence(),
+            "cannot write 'x' (No space left on device); free some space there, or name another "
+            "place");
+  EXPECT_EQ(fail(ENOENT, "cannot open 'x'").sentence(),
+            "cannot open 'x' (No such file or directory)");
+  // No system call failed: the text as it is.
+  EXPECT_EQ(fail(Code::busy, "'x' is open; close it").sentence(), "'x' is open; close it");
+}
+
 TEST(Error, MapsErrno) {
   EXPECT_EQ(fail(ENOSPC, "x").code, Code::out_of_space);
   EXPECT_EQ(fail(EROFS, "x").code, Code::read_only);

@@ -1,5 +1,6 @@
 #include "stoker/base/error.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -43,17 +44,43 @@ std::string_view name(Code code) {
   return "unknown";
 }
 
-std::string Error::message() const {
-  std::string text(name(code));
-  text += ": ";
-  text += what;
-  if (sys_errno != 0) {
-    text += " (";
-    text += std::generic_category().message(sys_errno);
-    text += ")";
+namespace {
+
+// What to do about an errno where the text names nothing better.
+std::string_view cure(int sys_errno) {
+  switch (sys_errno) {
+    case EACCES:
+    case EPERM:
+      return "; do it as a user who may, or give this one the right";
+    case EROFS:
+      return "; mount its file system for writing, or name another place";
+    case ENOSPC:
+      return "; free some space there, or name another place";
+    case EDQUOT:
+      return "; free some space there, or raise the quota";
+    case ENOMEM:
+      return "; free some memory, or lower the memory limits you gave";
+    case EMFILE:
+    case ENFILE:
+      return "; raise the limit of open files (`ulimit -n`)";
+    case EIO:
+      return "; check the disk (`dmesg` tells what it answered)";
+    default:
+      return "";
   }
-  return text;
 }
+
+}  // namespace
+
+std::string Error::sentence() const {
+  if (sys_errno == 0) return what;
+  const size_t end = std::min(what.find("; "), what.size());
+  return fmt::format("{} ({}){}", std::string_view(what).substr(0, end),
+                     std::generic_category().message(sys_errno),
+                     end < what.size() ? std::string_view(what).substr(end) : cure(sys_errno));
+}
+
+std::string Error::message() const { return fmt::format("{}: {}", name(code), sentence()); }
 
 Error Error::with(std::string_view context) const {
   Error copy = *this;

@@ -35,9 +35,12 @@ std::string_view name(Code code);
 struct Error {
   Code code = Code::io;
   int sys_errno = 0;  // errno of the failing call, 0 where there was none
-  std::string what;   // a sentence: what happened, to which key, what to do
+  std::string what;   // "what happened, to which key; what to do"
 
-  // "corruption: chunk 3 of m/7 ...; No such file or directory"
+  // `what` with the system's reason before what to do: "cannot open 'x' (Permission denied); ...".
+  // Where `what` does not say what to do, the usual cure of its errno follows.
+  std::string sentence() const;
+  // The sentence behind the name of its code: "no permission: cannot open 'x' ...".
   std::string message() const;
   // The same error with "context: " in front of what: the one annotation a module adds on its
   // boundary.
