@@ -8,7 +8,7 @@
 #include <set>
 #include <tuple>
 
-#include "stoker/store/coded/log.h"
+#include "stoker/store/coded/format/log.h"
 
 namespace stoker {
 namespace {

@@ -10,10 +10,10 @@
 
 #include "stoker/base/check.h"
 #include "stoker/base/crc32c.h"
-#include "stoker/store/coded/format.h"
-#include "stoker/store/coded/headers.h"
-#include "stoker/store/coded/log.h"
-#include "stoker/store/coded/table.h"
+#include "stoker/store/coded/format/format.h"
+#include "stoker/store/coded/format/headers.h"
+#include "stoker/store/coded/format/log.h"
+#include "stoker/store/coded/format/table.h"
 
 namespace {
 

@@ -19,8 +19,8 @@
 #include "stoker/base/mutex.h"
 #include "stoker/base/pool.h"
 #include "stoker/store/blocking_io.h"
-#include "stoker/store/coded/log.h"
-#include "stoker/store/coded/shard.h"
+#include "stoker/store/coded/format/log.h"
+#include "stoker/store/coded/shards/shard.h"
 #include "stoker/testing/sim_engine.h"
 #include "stoker/testing/store_harness.h"
 

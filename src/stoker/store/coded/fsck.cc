@@ -7,7 +7,7 @@
 #include <set>
 
 #include "stoker/store/coded/coded_store.h"
-#include "stoker/store/coded/look.h"
+#include "stoker/store/coded/recovery/look.h"
 
 namespace stoker::coded {
 

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "stoker/store/coded/coded_store.h"
-#include "stoker/store/coded/recovery.h"
-#include "stoker/store/coded/transaction.h"
+#include "stoker/store/coded/recovery/recovery.h"
+#include "stoker/store/coded/write/transaction.h"
 
 namespace stoker::coded {
 namespace {

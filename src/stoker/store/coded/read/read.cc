@@ -1,0 +1,321 @@
+// Reading: what is newer comes from the logs, all else from the bases; what is lost or rotten is
+// decoded.
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "stoker/base/check.h"
+#include "stoker/base/crc32c.h"
+#include "stoker/base/log.h"
+#include "stoker/store/coded/mutation.h"
+#include "stoker/store/coded/read/reader.h"
+
+namespace stoker::coded {
+namespace {
+
+Error no_object(std::string_view key) {
+  return fail(Code::not_found, "there is no object '{}'", key);
+}
+
+Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset, size_t bytes) {
+  if (offset <= object_bytes && bytes <= object_bytes - offset) return {};
+  return fail(Code::invalid_argument,
+              "bytes {} to {} are beyond the end of '{}', which has {}; resize it first", offset,
+              offset + bytes, key, object_bytes);
+}
+
+}  // namespace
+
+// Reads [offset, offset + size) of the object as it is at one moment; null: as the table has it.
+Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offset, Slice into,
+                    Priority priority) {
+  const uint64_t begin = align_down(offset, kBlock);
+  std::vector<StripePtr> pinned;
+  HeaderPins pins(map_);
+  std::vector<Run> runs;
+  Grant grant;
+  SparePiece scratch;
+  for (;;) {
+    std::vector<StripePtr> unknown;
+    auto map = map_.lock();
+    const ObjectPtr object = given ? given : map->table.find(key);
+    if (!object) return no_object(key);
+    if (!given) STOKER_TRY(check_range(key, object->bytes, offset, into.size));
+    if (into.size == 0) return {};
+    if (scratch.size() == 0) {
+      map.unlock();
+      const uint64_t bytes = align_up(offset + into.size, kBlock) - begin;
+      STOKER_ASSIGN(grant, budget_.take(bytes, "a read of a coded store"));
+      scratch = spare_.take(bytes);
+      continue;
+    }
+    const size_t first = begin / shape_.stripe_bytes();
+    const size_t last = (offset + into.size - 1) / shape_.stripe_bytes();
+    bool wait = false;
+    for (size_t i = first; i <= last && i < object->stripes.size(); ++i) {
+      const StripePtr& stripe = object->stripes[i];
+      if (stripe && stripe->folding) wait = true;
+      if (stripe && !stripe->headers) unknown.push_back(stripe);
+    }
+    if (!unknown.empty()) {
+      // also those that are there, or they might go for those that come
+      for (size_t i = first; i <= last && i < object->stripes.size(); ++i) {
+        if (object->stripes[i]) pins.add(*map, object->stripes[i]);
+      }
+      map.unlock();
+      if (const auto failed = load_headers(unknown, priority); !failed.empty())
+        return failed.begin()->second.with("'" + std::string(key) + "'");
+      continue;
+    }
+    if (wait) {
+      map.wait();
+      continue;
+    }
+    for (uint64_t at = begin; at < offset + into.size;) {
+      const uint64_t in_stripe = at % shape_.stripe_bytes();
+      const size_t index = at / shape_.stripe_bytes();
+      const size_t row = in_stripe % shape_.chunk_bytes / kBlock;
+      const size_t count = std::min<uint64_t>(shape_.rows() - row,
+                                              (align_up(offset + into.size, kBlock) - at) / kBlock);
+      const StripePtr stripe = index < object->stripes.size() ? object->stripes[index] : nullptr;
+      std::byte* memory = scratch.data() + (at - begin);
+      if (stripe) {
+        plan_chunk(stripe, in_stripe / shape_.chunk_bytes, row, count, memory, runs);
+        HeaderCache::used(*stripe);
+        // a fold waits for those who read by these headers, and they for it
+        STOKER_CHECK(stripe->headers && !stripe->folding);
+        pinned.push_back(stripe);
+        ++stripe->readers;
+      } else {
+        std::memset(memory, 0, count * kBlock);
+      }
+      at += count * kBlock;
+    }
+    break;
+  }
+  const Status status = fetch(runs, priority);
+  runs.clear();  // before a fold goes on: it waits for us to let the logs go
+  {
+    const auto map = map_.lock();
+    for (const StripePtr& stripe : pinned) {
+      STOKER_CHECK(stripe->readers > 0);
+      if (--stripe->readers == 0) map_.changed();
+    }
+  }
+  // once more, into other memory: the disk that was given up is asked for nothing any more
+  if (scratch.lost()) {
+    scratch = SparePiece();
+    grant = Grant();
+    return read(key, given, offset, into, priority);
+  }
+  if (!status) return status.error().with("'" + std::string(key) + "'");
+  if (into.size > 0) std::memcpy(into.data, scratch.data() + (offset - begin), into.size);
+  return {};
+}
+
+// Where the newest bytes of these rows are, as runs; zeros are filled in at once.
+void Reader::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count,
+                        std::byte* into, std::vector<Run>& runs) const {
+  STOKER_CHECK(stripe->headers && chunk < shape_.k && first + count <= shape_.rows());
+  for (size_t row = first; row < first + count; ++row) {
+    std::byte* memory = into + (row - first) * kBlock;
+    Run next{Run::From::zeros, stripe, chunk, row, 1, nullptr, 0, memory};
+    const auto newer = stripe->overlay.find(row * shape_.k + chunk);
+    if (newer != stripe->overlay.end()) {
+      next.from = Run::From::log;
+      next.val = newer->second.val;
+      next.index = newer->second.index;
+    } else if (stripe->headers->versions[row * shape_.k + chunk] != 0) {
+      next.from = Run::From::base;
+    }
+    if (next.from == Run::From::zeros) {
+      std::memset(memory, 0, kBlock);
+      continue;
+    }
+    if (!runs.empty()) {
+      Run& last = runs.back();
+      const bool goes_on = last.from == next.from && last.stripe == stripe && last.chunk == chunk &&
+                           last.first + last.count == row &&
+                           last.into + last.count * kBlock == memory && last.val == next.val &&
+                           (!next.val || last.index + last.count == next.index);
+      if (goes_on) {
+        ++last.count;
+        continue;
+      }
+    }
+    runs.push_back(std::move(next));
+  }
+}
+
+// What those of its blocks should be.
+std::vector<uint32_t> Reader::crcs_of(const Run& run) const {
+  STOKER_CHECK(run.from != Run::From::zeros && run.count > 0);
+  STOKER_CHECK(!run.val || run.index + run.count <= run.val->crcs.size());
+  std::vector<uint32_t> crcs;
+  if (mutated(Mutation::skip_crc)) return crcs;
+  crcs.reserve(run.count);
+  for (size_t b = 0; b < run.count; ++b) {
+    crcs.push_back(run.from == Run::From::log
+                       ? run.val->crcs[run.index + b]
+                       : run.stripe->headers->crcs[(run.first + b) * shape_.n() + run.chunk]);
+  }
+  return crcs;
+}
+
+// The blocks of these runs that did not come, or not right: neighbours as one run.
+std::vector<Run> Reader::wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops,
+                                  const ShardBatch& batch) const {
+  STOKER_CHECK(ops.size() == runs.size());
+  std::vector<Run> wrong;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const Run& run = runs[i];
+    bool goes_on = false;
+    for (size_t b = 0; b < run.count; ++b) {
+      if (ops[i] != SIZE_MAX && batch.right(ops[i], b)) {
+        goes_on = false;
+      } else if (std::exchange(goes_on, true)) {
+        ++wrong.back().count;
+      } else {
+        wrong.push_back(run.part(b, 1));
+      }
+    }
+  }
+  return wrong;
+}
+
+// A base that is not read where it belongs: its shard is away, or newer blocks stand in for some.
+bool Reader::is_lost_in(ShardSet live, const Run& run) const {
+  return run.from == Run::From::base &&
+         ((live & shard_bit(run.stripe->shards[run.chunk])) == 0 || !run.stripe->overrides.empty());
+}
+
+// Takes out of `runs` those bases that stand in rows of which others of them have to be decoded:
+// these are read together, as what is wanted of a row is most of what decoding it takes.
+std::vector<Run> Reader::take_lost_rows(std::vector<Run>& runs, ShardSet live_now) const {
+  std::set<std::pair<uint64_t, size_t>> rows;  // stripe, row
+  for (const Run& run : runs) {
+    for (size_t b = 0; b < run.count && is_lost_in(live_now, run); ++b)
+      rows.emplace(run.stripe->id, run.first + b);
+  }
+  if (rows.empty()) return {};
+  std::vector<Run> direct, with_lost;
+  for (const Run& run : runs) {
+    for (size_t b = 0; b < run.count;) {
+      const auto decoded = [&](size_t at) {
+        return run.from == Run::From::base && rows.contains({run.stripe->id, run.first + at});
+      };
+      size_t end = b + 1;
+      while (end < run.count && decoded(end) == decoded(b)) ++end;
+      (decoded(b) ? with_lost : direct).push_back(run.part(b, end - b));
+      b = end;
+    }
+  }
+  runs = std::move(direct);
+  return with_lost;
+}
+
+// All runs at once from where they should be; what of them is not right there from elsewhere, again
+// all at once.
+Status Reader::fetch(std::vector<Run> runs, Priority priority) {
+  const ShardSet live_now = map_.live();
+  std::vector<Run> lost = take_lost_rows(runs, live_now);
+  ShardBatch batch(shards_, priority);
+  std::vector<size_t> ops(runs.size(), SIZE_MAX);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const Run& run = runs[i];
+    const Slice into{run.into, run.count * kBlock, kLosableHeap};
+    if (run.from == Run::From::log) {
+      if (const Place* place = run.val->live_place(live_now, 0))
+        ops[i] = batch.read(place->shard, place->offset + run.index * kBlock, into, crcs_of(run));
+    } else {
+      const size_t shard = run.stripe->shards[run.chunk];
+      if ((live_now & shard_bit(shard)) != 0 && run.stripe->overrides.empty())
+        ops[i] = batch.read(shard, shape_.block_at(run.stripe->slots[run.chunk], run.first), into,
+                            crcs_of(run));
+    }
+  }
+  batch.run();
+  std::vector<Run> logs = wrong_of(runs, ops, batch);
+  const auto bases = std::stable_partition(
+      logs.begin(), logs.end(), [](const Run& run) { return run.from == Run::From::log; });
+  {
+    const auto map = map_.lock();
+    const size_t miss = priority == Priority::scrub ? 0 : 1;
+    for (const Run& run : lost) run.stripe->misses += is_lost_in(live_now, run) ? miss : 0;
+    // on live shards, where they belong: the background mends them
+    for (auto run = bases; run != logs.end(); ++run) {
+      run->stripe->misses += miss;
+      map->bad[{run->stripe->id, run->chunk}] = run->stripe;
+    }
+  }
+  lost.insert(lost.end(), std::make_move_iterator(bases), std::make_move_iterator(logs.end()));
+  logs.erase(bases, logs.end());
+  STOKER_TRY(fetch_from_logs(std::move(logs), priority));
+  return fetch_degraded(lost, priority);
+}
+
+// Whole runs from the second copy on, each from what the one before had wrong; then, as one bad
+// sector takes a whole transfer with it, block by block.
+Status Reader::fetch_from_logs(std::vector<Run> left, Priority priority) {
+  const ShardSet live_now = map_.live();
+  for (const bool singly : {false, true}) {
+    if (singly) {
+      std::vector<Run> blocks;
+      for (const Run& run : left) {
+        for (size_t b = 0; b < run.count; ++b) blocks.push_back(run.part(b, 1));
+      }
+      left = std::move(blocks);
+    }
+    for (size_t copy = singly ? 0 : 1; !left.empty(); ++copy) {
+      ShardBatch batch(shards_, priority);
+      std::vector<size_t> ops(left.size(), SIZE_MAX);
+      for (size_t i = 0; i < left.size(); ++i) {
+        const Run& run = left[i];
+        if (const Place* place = run.val->live_place(live_now, copy))
+          ops[i] = batch.read(place->shard, place->offset + run.index * kBlock,
+                              {run.into, run.count * kBlock, kLosableHeap}, crcs_of(run));
+      }
+      if (batch.empty()) break;
+      batch.run();
+      left = wrong_of(left, ops, batch);
+    }
+  }
+  if (left.empty()) return {};
+  const Run& run = left.front();
+  return fail(Code::corruption,
+              "an update of block {} in chunk {} of stripe {} of {} cannot be read: its copy is "
+              "intact on no "
+              "shard that is present. Bring missing disks back, or restore the object from a copy",
+              run.first, run.chunk, run.stripe->id, map_.name());
+}
+
+Result<AlignedBytes> Reader::read_val(const StripePtr& stripe, const ValRef& val, size_t index,
+                                      size_t count, Priority priority) {
+  for (;;) {
+    AlignedBytes blocks(count * kBlock);
+    const Status read = fetch({{Run::From::log, stripe, val->chunk, val->first + index, count, val,
+                                index, blocks.data()}},
+                              priority);
+    if (blocks.lost()) continue;
+    if (!read) return read.error();
+    return blocks;
+  }
+}
+
+// What no log has intact is zeros in them, and told. The record goes on without it: as long as that
+// is there its checksum fails, and what is older is not taken for it.
+void Reader::fetch_records(const std::vector<Run>& runs, Priority priority) {
+  const Status fetched = fetch(runs, priority);
+  if (fetched) return;
+  for (const Run& run : runs) {
+    for (size_t b = 0; b < run.count; ++b) {
+      std::byte* const block = run.into + b * kBlock;
+      if (crc32c(block, kBlock) != run.val->crcs[run.index + b]) std::memset(block, 0, kBlock);
+    }
+  }
+  log().warn("{}", fetched.error().what);
+}
+
+}  // namespace stoker::coded
