@@ -25,6 +25,10 @@ constexpr uint64_t align_up(uint64_t value, uint64_t to) { return (value + to - 
 constexpr uint64_t align_down(uint64_t value, uint64_t to) { return value / to * to; }
 constexpr bool is_aligned(uint64_t value, uint64_t to) { return value % to == 0; }
 
+inline std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
 // Appends fields to a byte string, little-endian.
 class ByteWriter {
  public:

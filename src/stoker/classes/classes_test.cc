@@ -5,8 +5,6 @@
 
 #include <cmath>
 
-#include "curm/generator.h"
-
 namespace stoker {
 namespace {
 
@@ -39,19 +37,6 @@ TEST(ClassTree, SaysWhatItsNodesSay) {
   EXPECT_EQ(tree->classify(features(3, 0.26F)), Class::read_write);
   EXPECT_EQ(tree->contrary().classify(features(3, 0.26F)), Class::write_only);
   EXPECT_EQ(tree->contrary().classify(features(3, 0)), Class::read_write);
-}
-
-TEST(ClassTree, TheOneThatShipsKnowsTheClasses) {
-  EXPECT_EQ(ClassTree::shipped().classify(ClassFeatures{}), Class::read_only);  // never written
-  std::array<int, 3> said{};
-  ClassTable table(ClassTree::shipped());
-  table.on_sample([&](const ClassFeatures& known, Class) {
-    ++said[static_cast<size_t>(ClassTree::shipped().classify(known))];
-  });
-  const curm::Trace trace = curm::generate(*curm::find_profile("vm"), 9, 30'000);
-  for (const curm::Request& request : trace.requests)
-    table.see(request.offset >> 20, curm::access_of(request));
-  for (const int times : said) EXPECT_GT(times, 0);
 }
 
 TEST(ClassTree, RefusesWhatIsNoTree) {
@@ -312,21 +297,6 @@ TEST(ClassTable, JudgesWhatWasSaidAtCreation) {
   make(30);
   EXPECT_EQ(table.of(30), Class::read_write);
   EXPECT_GT(table.creation_score().distrusted, 0U);
-}
-
-// On files that it did not learn from, the tree that ships is right more often than their most
-// frequent class, and from the first file on.
-TEST(ClassTree, TheOneThatShipsKnowsFilesWhenTheyAreMade) {
-  ClassTable table(ClassTree::shipped());
-  std::array<int, 3> said{};
-  table.on_creation_sample([&](const CreationFeatures& known, Class) {
-    ++said[static_cast<size_t>(ClassTree::shipped().classify(known))];
-  });
-  curm::show(curm::generate_files(99), 6 << 20, table);
-  const ClassTable::Score& score = table.creation_score();
-  EXPECT_GT(score.judged, 300U);
-  EXPECT_GT(score.right, score.majority_right + score.judged / 4);
-  for (const int times : said) EXPECT_GT(times, 0);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace stoker::data {
 namespace {
 
-constexpr uint64_t kAlign = 64;  // of what is read by itself
+constexpr uint64_t kPieceAlign = 64;  // of what is read by itself
 
 // The last read goes on to the end of this part, if it lies close behind it or overlaps it.
 bool joins(const Piece& last, const Piece& part) {
@@ -30,7 +30,7 @@ Status NeighbourRead::start(SourceReads& source) {
   uint64_t end = 0;
   for (Piece& part : pieces_) {
     if (reads.empty() || !joins(reads.back(), part)) {
-      end = align_up(end, kAlign);
+      end = align_up(end, kPieceAlign);
       reads.push_back({part.object, part.offset, 0, end});
     }
     Piece& read = reads.back();

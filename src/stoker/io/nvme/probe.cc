@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/clock.h"
 #include "stoker/io/loop.h"
 #include "stoker/io/nvme/command.h"
 #include "stoker/io/nvme/device.h"
@@ -21,7 +22,7 @@ namespace {
 
 constexpr size_t kMemory = 8 * kMiB;
 constexpr uint64_t kSpanMax = kGiB;  // of the namespace, from the target's begin
-constexpr uint32_t kDepthMax = 128;
+constexpr uint32_t kProbeDepth = 128;
 constexpr size_t kTimesMax = 1 << 20;
 
 struct Plan {
@@ -31,10 +32,6 @@ struct Plan {
 constexpr std::array kPlans = {Plan{4 * kKiB, 1},  Plan{4 * kKiB, 2},   Plan{4 * kKiB, 4},
                                Plan{4 * kKiB, 8},  Plan{4 * kKiB, 16},  Plan{4 * kKiB, 32},
                                Plan{4 * kKiB, 64}, Plan{4 * kKiB, 128}, Plan{kMiB, 8}};
-
-uint64_t now() {
-  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-}
 
 double cpu_seconds() {
   rusage used{};
@@ -61,7 +58,7 @@ struct Way {
 };
 
 Status open_way(Way& way, const std::string& engine, const Arena& arena) {
-  STOKER_ASSIGN(way.engine, make_engine(engine, kDepthMax));
+  STOKER_ASSIGN(way.engine, make_engine(engine, kProbeDepth));
   STOKER_TRY(way.engine->adopt(arena));
   STOKER_ASSIGN(way.file, way.engine->open({.path = way.path, .write = false}));
   return {};
@@ -90,18 +87,18 @@ class Reads {
   Result<ReadPoint> run(uint64_t limit_ns) {
     const uint64_t calls = system_calls(*way_.engine);
     const double cpu = cpu_seconds();
-    const uint64_t begin = now();
+    const uint64_t begin = Clock::real().now_ns();
     uint64_t at = begin;
     do {
       refill(at);
       way_.engine->poll(1'000'000'000);
-      at = now();
+      at = Clock::real().now_ns();
       book(at);
     } while (at - begin < limit_ns && !error_);
     ready_.clear();
     while (active_ > 0) way_.engine->poll(1'000'000'000);
-    book(now());
-    const auto ns = static_cast<double>(now() - begin);
+    book(Clock::real().now_ns());
+    const auto ns = static_cast<double>(Clock::real().now_ns() - begin);
     if (error_) return *error_;
     ReadPoint point;
     point.cpu_seconds_per_million = (cpu_seconds() - cpu) * 1e6;

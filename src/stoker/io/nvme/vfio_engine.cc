@@ -11,6 +11,7 @@
 #include <chrono>
 
 #include "stoker/base/bytes.h"
+#include "stoker/base/clock.h"
 #include "stoker/base/log.h"
 #include "stoker/io/nvme/device.h"
 #include "stoker/io/transfer.h"
@@ -24,10 +25,6 @@ constexpr uint32_t kLooks = 32;       // for an answer, between two looks at the
 constexpr uint64_t kNapMin = 50'000;  // of one without an interrupt to end it
 constexpr uint64_t kWatchNs = 100'000'000;
 constexpr uint16_t kAborted = 0x007;  // a status of the drive's: as was asked
-
-uint64_t now() {
-  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-}
 
 struct Place {
   std::string address;
@@ -157,7 +154,7 @@ uint64_t VfioEngine::find(const Slice& bytes) {
 size_t VfioEngine::submit(std::span<Op* const> ops) {
   const size_t taken = std::min<size_t>(ops.size(), depth_ - in_flight_);
   if (in_flight_ == 0) waits_since_ns_ = 0;
-  batch_ns_ = now();
+  batch_ns_ = Clock::real().now_ns();
   in_flight_ += static_cast<uint32_t>(taken);
   for (Op* op : ops.first(taken)) {
     const FileTable::File* file = files_.find(op->file);
@@ -282,7 +279,7 @@ size_t VfioEngine::poll(uint64_t wait_ns) {
   size_t completed = complete_failed() + reap();
   const bool woken = woken_.exchange(false);
   // Also while another drive is busy.
-  const uint64_t begin = now();
+  const uint64_t begin = Clock::real().now_ns();
   watch(begin);
   completed += complete_failed();
   if (completed > 0 || woken || wait_ns == 0) return completed;
@@ -299,7 +296,7 @@ size_t VfioEngine::poll(uint64_t wait_ns) {
 
 // Once there is something to take: how long that was waited for.
 void VfioEngine::book_wait() {
-  batch_ns_ = now();
+  batch_ns_ = Clock::real().now_ns();
   const uint64_t waited = waits_since_ns_ == 0 ? 0 : batch_ns_ - waits_since_ns_;
   waits_since_ns_ = 0;
   mean_wait_ns_ = (7 * mean_wait_ns_ + waited) / 8;
@@ -315,7 +312,7 @@ bool VfioEngine::spin(uint64_t until_ns) {
       }
       if (woken_) return true;
     }
-  } while (now() < until_ns);
+  } while (Clock::real().now_ns() < until_ns);
   return false;
 }
 
@@ -331,7 +328,7 @@ void VfioEngine::sleep(uint64_t wait_ns) {
     uint64_t most = in_flight_ > 0 ? std::min(wait_ns, watch_ns()) : wait_ns;
     for (size_t i = 0; i < count; ++i) {
       if (drives_[i]->gone || drives_[i]->driver->quiet_idle()) continue;
-      most = std::min(most, std::max(kNapMin, (now() - waits_since_ns_) / 4));
+      most = std::min(most, std::max(kNapMin, (Clock::real().now_ns() - waits_since_ns_) / 4));
       break;
     }
     const timespec time{static_cast<time_t>(most / 1'000'000'000),
@@ -404,7 +401,8 @@ void VfioEngine::reset(Drive& drive, const std::string& why) {
   ++drive.resets;
   vfio_counters_.resets.add(1);
   log().warn("the NVMe drive {} is reset: {}", drive.driver->address(), why);
-  if (const Status back = drive.driver->recover(now()); !back) give_up(drive, back.error());
+  if (const Status back = drive.driver->recover(Clock::real().now_ns()); !back)
+    give_up(drive, back.error());
 }
 
 // The drive touches no memory any more, or is not there.

@@ -5,8 +5,8 @@
 namespace stoker::cached {
 namespace {
 
-constexpr uint64_t kPositions = 4096;  // that one looks ahead
-constexpr uint64_t kBehind = 4096;     // a prefetch so far back is given up
+constexpr uint64_t kPositions = 4096;   // that one looks ahead
+constexpr uint64_t kStaleAhead = 4096;  // a prefetch so far back is given up
 
 }  // namespace
 
@@ -139,7 +139,7 @@ uint64_t Ahead::drop(const Follower& follower) {
 // Readers keep the order by some positions only. Where the depth can grow no more, less patience
 // is left for what they went by.
 uint64_t Ahead::drop_passed() {
-  const uint64_t patience = depth_ == most_ && !room() ? kBehind / 4 : kBehind;
+  const uint64_t patience = depth_ == most_ && !room() ? kStaleAhead / 4 : kStaleAhead;
   return drop_if(
       [&](const Prefetch& each) { return each.follower->position() > each.position + patience; });
 }

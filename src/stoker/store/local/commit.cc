@@ -8,16 +8,13 @@
 #include <cerrno>
 #include <utility>
 
+#include "stoker/base/bytes.h"
 #include "stoker/base/check.h"
 #include "stoker/base/log.h"
 #include "stoker/store/local/local_store.h"
 
 namespace stoker::local {
 namespace {
-
-std::span<const std::byte> bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text));
-}
 
 Result<uint64_t> framed_image_bytes(const Map& map) {
   uint64_t bytes = 0;

@@ -1,4 +1,5 @@
 #include "stoker/store/local/committer.h"
+#include "stoker/base/bytes.h"
 
 #include <span>
 #include <string_view>
@@ -7,14 +8,6 @@
 #include "stoker/base/check.h"
 
 namespace stoker::local {
-namespace {
-
-std::span<const std::byte> bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text));
-}
-
-}  // namespace
-
 void Committer::push(std::unique_ptr<CommitEntry> entry) {
   STOKER_CHECK((entry->kind == CommitEntry::Kind::commit) == (entry->state != nullptr));
   STOKER_CHECK(entry->version == 0 && entry->items.empty());

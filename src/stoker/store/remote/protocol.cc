@@ -1,5 +1,6 @@
 // The encoding of docs/formats/serve.md.
 #include "stoker/store/remote/protocol.h"
+#include "stoker/base/bytes.h"
 
 namespace stoker::remote {
 namespace {
@@ -12,10 +13,6 @@ Error broken(const std::string& what) {
               "a message breaks the protocol: {}; restart `stoker serve`, and use one version of "
               "Stoker on both sides",
               what);
-}
-
-std::span<const std::byte> bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
 }
 
 std::string text_of(ByteReader& in) { return std::string(in.get_string()); }

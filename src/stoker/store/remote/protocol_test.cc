@@ -1,4 +1,5 @@
 #include "stoker/store/remote/protocol.h"
+#include "stoker/base/bytes.h"
 
 #include <gtest/gtest.h>
 
@@ -9,10 +10,6 @@
 
 namespace stoker::remote {
 namespace {
-
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text));
-}
 
 Request some_request() {
   Request request{.kind = Kind::read, .transaction = 1, .offset = 2, .bytes = 3, .place = 4};

@@ -14,7 +14,6 @@
 namespace stoker::coded {
 namespace {
 
-constexpr size_t kFoldAtOnce = 16;      // stripes
 constexpr size_t kFreshRows = 256;      // of a stripe that is written anew, in memory at once
 constexpr size_t kPagesMax = 4 * kMiB;  // of header pages that wait for the VALs
 

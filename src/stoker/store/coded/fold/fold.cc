@@ -11,7 +11,7 @@ namespace stoker::coded {
 namespace {
 
 constexpr Version kStillRewritten = 1024;  // commits since a stripe was updated
-constexpr uint64_t kShareOfTheCap = 8;     // an eighth of it, in a step
+constexpr uint64_t kFoldShare = 8;         // an eighth of it, in a step
 constexpr uint64_t kShareOfTheLog = 4;     // a quarter of its commits count as the oldest
 
 }  // namespace
@@ -187,7 +187,7 @@ void Folding::add_rows(const StripePtr& stripe, Overlay::const_iterator at,
 // From the cap, and no more than a share of it, as users who find nothing left are refused: what
 // does not fit waits for a later step. An error if a single row does not.
 Status Folding::take_memory() {
-  uint64_t share = parts_.budget.cap() / kShareOfTheCap;
+  uint64_t share = parts_.budget.cap() / kFoldShare;
   for (size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
     STOKER_CHECK(group.count > 0 && group.newer.size() == group.count * group.dirty_count());

@@ -10,7 +10,7 @@ namespace stoker::coded {
 namespace {
 
 constexpr uint64_t kLatency = 1'000'000;
-constexpr uint32_t kChunk = 256 << 10;
+constexpr uint32_t kFoldChunk = 256 << 10;
 constexpr size_t kHot = 16;   // updates of one chunk
 constexpr size_t kApart = 3;  // rows from one to the next
 // log, bases; stages, FOLD, blocks, pages, table image, each written and flushed
@@ -26,13 +26,13 @@ std::set<std::string> disks_of(const std::vector<SimEvent>& events) {
 class HotStripe {
  public:
   HotStripe(size_t k, size_t m)
-      : world_(options(k, m)), store_(std::move(*world_.open_small(false, kChunk))) {
-    content_ = put(*store_, "a", k * kChunk, 1);
+      : world_(options(k, m)), store_(std::move(*world_.open_small(false, kFoldChunk))) {
+    content_ = put(*store_, "a", k * kFoldChunk, 1);
     world_.disk().start_recording();
     change(0, 4096, 2);
     const auto first = disks_of(world_.disk().stop_recording());
     world_.disk().start_recording();
-    change(kChunk, 4096, 3);
+    change(kFoldChunk, 4096, 3);
     const auto second = disks_of(world_.disk().stop_recording());
     std::set_difference(first.begin(), first.end(), second.begin(), second.end(),
                         std::back_inserter(data_));
@@ -61,13 +61,13 @@ class HotStripe {
   void lose(const std::string& disk) {
     const size_t troubles = store_->health().troubles.size();
     world_.disk().fail_nth(Op::Kind::write, 1, EIO, disk);
-    change(kChunk - 4096, 4096, 99);
+    change(kFoldChunk - 4096, 4096, 99);
     EXPECT_EQ(store_->health().troubles.size(), troubles + 1);
     begin();
   }
   void open_again() {
     store_.reset();
-    store_ = std::move(*world_.open_small(false, kChunk));
+    store_ = std::move(*world_.open_small(false, kFoldChunk));
   }
   void begin() {
     reads_ = world_.runtime().loop().counters().reads.get();
@@ -188,16 +188,16 @@ TEST(CodedFold, WhatCannotBeFoldedIsInTheWayOfNothingElse) {
   for (const bool drained : {false, true}) {
     HotStripe stripe(4, 2);
     stripe.world().disk().start_recording();
-    stripe.change(0, kChunk, 5);
+    stripe.change(0, kFoldChunk, 5);
     for (const SimEvent& event : stripe.world().disk().stop_recording()) {
       if (event.kind == SimEvent::Kind::write)
-        stripe.world().disk().spoil(event.path, event.offset + event.bytes->size() - kChunk);
+        stripe.world().disk().spoil(event.path, event.offset + event.bytes->size() - kFoldChunk);
     }
     Bytes other = put(stripe.store(), "b", 8192, 7);
     update(stripe.store(), "b", other, 4096, 4096, 8);
-    ASSERT_EQ(stripe.store().health().newer_blocks, kChunk / 4096 + 1);
+    ASSERT_EQ(stripe.store().health().newer_blocks, kFoldChunk / 4096 + 1);
     ASSERT_OK((drained ? stripe.store().drain() : stripe.store().fold_all()).wait());
-    EXPECT_EQ(stripe.store().health().newer_blocks, kChunk / 4096);
+    EXPECT_EQ(stripe.store().health().newer_blocks, kFoldChunk / 4096);
     EXPECT_EQ(stripe.store().health().stuck_stripes, 1U);
     EXPECT_EQ(read_all(stripe.store(), "b"), other);
   }

@@ -22,7 +22,8 @@ struct FoldBounds {
   bool spare = false;   // what is still rewritten stays in the log
   bool oldest = false;  // only rows that have waited longest: the oldest segments come free first
 };
-inline constexpr size_t kRowsAStep = 64;  // folded in a step that a commit may find before it
+inline constexpr size_t kFoldAtOnce = 16;  // stripes in a step that makes room
+inline constexpr size_t kRowsAStep = 64;   // folded in a step that a commit may find before it
 
 // What a fold works with.
 struct FoldParts {

@@ -15,11 +15,6 @@ namespace {
 // stripes, at least, before it is asked again which are the most urgent
 constexpr size_t kJoinedAtOnce = 256;
 
-Error failing(const std::string& path, const std::string& why) {
-  return fail(Code::io, "the shard '{}' cannot be brought up to date and stays left out: {}", path,
-              why);
-}
-
 }  // namespace
 
 // The shard without which most of what has the fewest survivors is at risk; its stripes in that
@@ -196,7 +191,7 @@ Status Joining::forget_chunk(const StripePtr& stripe, size_t position) {
   std::memset(zeros.data(), 0, zeros.size());
   ShardBatch batch(shards_, Priority::scrub);
   batch.write(shard, shape_.slot_at(stripe->slots[position]), zeros.slice());
-  return batch.run() == 0 ? Status() : failing(shards_[shard].path, batch.why());
+  return batch.run() == 0 ? Status() : stays_out(shards_[shard].path, batch.why());
 }
 
 void Joining::end() {

@@ -55,7 +55,7 @@ void spoil(CodedWorld& world, const std::vector<FrameAt>& frames,
   }
 }
 
-FsckReport fsck(CodedWorld& world, size_t k, size_t m) {
+FsckReport check(CodedWorld& world, size_t k, size_t m) {
   CodedOptions coded;
   coded.files = false;
   auto report = fsck_coded_store({k, m, world.paths()}, world.runtime().runtime(), {}, coded);
@@ -116,7 +116,7 @@ TEST(CodedRounds, AnUpdateThatIsDamagedInAllLogsIsAnErrorUntilItIsWrittenAgain) 
   const auto frames = frames_of(run.world, 2);
   ASSERT_EQ(frames.size(), 3U);
   spoil(run.world, frames);
-  EXPECT_TRUE(tells(fsck(run.world, 4, 2).problems,
+  EXPECT_TRUE(tells(check(run.world, 4, 2).problems,
                     "an update of 'a' that was acknowledged is damaged in all logs"));
   expect_lost(**run.world.open_small(true), run.content, {8192});
   for (int i = 0; i < 3; ++i) {
@@ -128,7 +128,7 @@ TEST(CodedRounds, AnUpdateThatIsDamagedInAllLogsIsAnErrorUntilItIsWrittenAgain) 
     expect_lost(*store, run.content, {8192});
   }
   EXPECT_FALSE(repair(run.world, 4, 2).problems.empty());
-  EXPECT_FALSE(fsck(run.world, 4, 2).problems.empty());
+  EXPECT_FALSE(check(run.world, 4, 2).problems.empty());
   {
     auto store = std::move(*run.world.open_small());
     update(*store, "a", run.content, 8192, kBlock, 5);
@@ -138,7 +138,7 @@ TEST(CodedRounds, AnUpdateThatIsDamagedInAllLogsIsAnErrorUntilItIsWrittenAgain) 
   EXPECT_OK(store->fold_all().wait());
   EXPECT_EQ(read_all(*store, "a"), run.content);
   store.reset();
-  EXPECT_EQ(fsck(run.world, 4, 2).problems, std::vector<std::string>());
+  EXPECT_EQ(check(run.world, 4, 2).problems, std::vector<std::string>());
 }
 
 // As many shards are lost as may be, and one bit of the last copy.
@@ -153,7 +153,7 @@ TEST(CodedRounds, WithShardsLostOneBitIsEnoughAndIsTold) {
       if (frame.shard != last.shard) run.world.disk().remove(run.world.paths()[frame.shard]);
     }
     spoil(run.world, {last});
-    EXPECT_FALSE(fsck(run.world, 4, 2).problems.empty());
+    EXPECT_FALSE(check(run.world, 4, 2).problems.empty());
     auto store = std::move(*run.world.open_small());
     expect_lost(*store, run.content, {65'536 + 8192});
   }
@@ -195,7 +195,7 @@ TEST(CodedRounds, PartOfATransactionIsNotMissedSilently) {
   ASSERT_EQ(frames.size(), 4U);  // of two data chunks, and both in each parity's
   spoil(world, frames);
   expect_lost(**world.open_small(), content, {8192, 12'288, 131'072, 135'168});
-  EXPECT_FALSE(fsck(world, 4, 2).problems.empty());
+  EXPECT_FALSE(check(world, 4, 2).problems.empty());
 }
 
 // What told of the record is damaged too: nobody knows which block it was.
@@ -210,7 +210,7 @@ TEST(CodedRounds, WhereItIsNotKnownWhatIsLostNothingIsWritten) {
   EXPECT_OK(read_block(*store, "a", 131'072, run.content));
   EXPECT_FALSE(read_block(*store, "a", 65'536 + 8192, run.content));
   store.reset();
-  EXPECT_TRUE(tells(fsck(run.world, 4, 2).problems, "records in the logs of"));
+  EXPECT_TRUE(tells(check(run.world, 4, 2).problems, "records in the logs of"));
   EXPECT_TRUE(tells(repair(run.world, 4, 2).problems, "records in the logs of"));
 }
 
@@ -231,7 +231,7 @@ TEST(CodedRounds, ACommitThatIsDamagedInAllLogsIsTold) {
       << (*store)->info().read_only;
   EXPECT_EQ((*store)->info().committed, 3U);
   store->reset();
-  EXPECT_TRUE(tells(fsck(world, 2, 1).problems, "commit 2 is damaged in all logs"));
+  EXPECT_TRUE(tells(check(world, 2, 1).problems, "commit 2 is damaged in all logs"));
 }
 
 // Folders that are copied one after the other while a writer is at work: some are older than the
@@ -252,7 +252,7 @@ TEST(CodedRounds, CopiesOfDifferentMomentsAreNoStoreThatIsWhole) {
   store.reset();
   for (const size_t shard : on) late[world.paths()[shard]] = early.at(world.paths()[shard]);
   put_back(world, late);
-  EXPECT_FALSE(fsck(world, 4, 2).problems.empty());
+  EXPECT_FALSE(check(world, 4, 2).problems.empty());
   auto opened = world.open_small();
   ASSERT_OK(opened);
   const std::string why = (*opened)->info().read_only;

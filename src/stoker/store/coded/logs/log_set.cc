@@ -13,11 +13,6 @@ namespace {
 
 constexpr size_t kImagePiece = 256 * kKiB;
 
-Error failing(const std::string& path, const std::string& why, Code code = Code::io) {
-  return fail(code, "the shard '{}' cannot be brought up to date and stays left out: {}", path,
-              why);
-}
-
 uint64_t random_generation() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;
@@ -270,12 +265,12 @@ Status LogSet::append_settled(size_t shard, const std::vector<std::pair<StripePt
                 memory[i - first].span());
     }
     if (frame.bytes() > shape_.segment_bytes || !each.log->fits(frame.bytes(), kReserve))
-      return failing(each.path, "its log has no room for the updates that are not folded yet",
-                     Code::out_of_space);
+      return stays_out(each.path, "its log has no room for the updates that are not folded yet",
+                       Code::out_of_space);
     const LogFrame made = each.log->append(frame);
     ShardBatch batch(shards_, Priority::scrub);
     batch.write(shard, made.offset, made.bytes.slice());
-    if (batch.run() != 0) return failing(each.path, batch.why());
+    if (batch.run() != 0) return stays_out(each.path, batch.why());
     const auto map = map_.lock();
     for (size_t i = first; i < end; ++i) {
       const auto& [stripe, val] = vals[i];

@@ -7,14 +7,14 @@
 namespace stoker::coded {
 namespace {
 
-constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it
+constexpr uint64_t kHeadersShare = 16;  // a sixteenth of it
 // for one that comes: after many were kept they go step by step
 constexpr int kEvictedAtOnce = 8;
 
 }  // namespace
 
 HeaderCache::HeaderCache(const Shape& shape, Budget& budget)
-    : each_(headers_bytes(shape)), share_(budget.cap() / kShareOfTheCap), budget_(budget) {}
+    : each_(headers_bytes(shape)), share_(budget.cap() / kHeadersShare), budget_(budget) {}
 
 void HeaderCache::admit(const StripePtr& stripe) {
   STOKER_CHECK(stripe->headers.has_value());

@@ -10,7 +10,7 @@
 namespace stoker::coded {
 namespace {
 
-Shape small_shape() {
+Shape cached_shape() {
   Shape shape;
   shape.k = 4;
   shape.m = 2;
@@ -50,7 +50,7 @@ class CodedHeaderCache : public ::testing::Test {
   }
   uint64_t counted() const { return budget_.used() / headers_bytes(shape_); }
 
-  const Shape shape_ = small_shape();
+  const Shape shape_ = cached_shape();
   Slots slots_{shape_};
   Budget budget_{16 * kRoom * headers_bytes(shape_)};
   HeaderCache cache_{shape_, budget_};

@@ -14,8 +14,8 @@
 namespace stoker::coded {
 namespace {
 
-constexpr size_t kDecodedAtOnce = 256;   // rows
-constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it, for the rows that are read at once
+constexpr size_t kDecodedAtOnce = 256;  // rows
+constexpr uint64_t kDecodeShare = 16;   // a sixteenth of it, for the rows that are read at once
 
 }  // namespace
 
@@ -146,7 +146,7 @@ Status Reader::take_rows(std::span<const Run> runs, const RowsWanted& rows) {
 
 // Users who find nothing left of the cap are refused.
 size_t Reader::rows_of_share(size_t rows, size_t blocks_a_row) const {
-  const uint64_t share = budget_.cap() / kShareOfTheCap / (blocks_a_row * kBlock);
+  const uint64_t share = budget_.cap() / kDecodeShare / (blocks_a_row * kBlock);
   return static_cast<size_t>(std::clamp<uint64_t>(share, 1, rows));
 }
 

@@ -10,8 +10,8 @@ namespace stoker::coded {
 namespace {
 
 constexpr size_t kStripesAtOnce = 16;
-constexpr size_t kStripesAhead = 16;     // of which the headers are there before they are needed
-constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it, at once
+constexpr size_t kStripesAhead = 16;        // of which the headers are there before they are needed
+constexpr uint64_t kHeaderReadsShare = 16;  // a sixteenth of it, at once
 
 }  // namespace
 
@@ -39,7 +39,7 @@ std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripe
     Grant grant;
     for (; count > 1; count /= 2) {
       const uint64_t bytes = (count - 1) * shape_.n() * header_bytes(shape_);
-      if (bytes > budget_.cap() / kShareOfTheCap) continue;
+      if (bytes > budget_.cap() / kHeaderReadsShare) continue;
       auto more = budget_.take(bytes, "the headers of stripes of a coded store");
       if (!more) continue;
       grant = std::move(*more);

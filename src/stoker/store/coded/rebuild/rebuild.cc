@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kRowsRebuilt = 256;
 constexpr size_t kChunksAtOnce = 4;
 
-Error failing(const std::string& path, const std::string& why) {
+Error not_rebuilt(const std::string& path, const std::string& why) {
   return fail(Code::io, "a chunk on the shard '{}' cannot be rebuilt: {}", path, why);
 }
 
@@ -270,7 +270,7 @@ Status Rebuilder::rebuild_piece(const StripePtr& stripe, size_t position, const 
     if (!live) return {};
     ShardBatch sync(shards_, Priority::scrub);
     sync.flush(shard_bit(shard));
-    return sync.run() == 0 ? Status() : failing(path, sync.why());
+    return sync.run() == 0 ? Status() : not_rebuilt(path, sync.why());
   };
   STOKER_TRY(WrongRows(map_, shards_, reader_, pace_, *stripe, position, found, done).run());
   if (!found.wrong_rows.empty()) STOKER_TRY(durable());
@@ -300,7 +300,7 @@ Status Rebuilder::rebuild_piece(const StripePtr& stripe, size_t position, const 
   pace_.spend((found.wrong_rows.size() + memory.size()) * kBlock);
   if (!headers.empty()) {
     if (live) headers.flush(shard_bit(shard));
-    if (headers.run() != 0) return failing(path, headers.why());
+    if (headers.run() != 0) return not_rebuilt(path, headers.why());
   }
   install(stripe, std::move(found.next));
   done.blocks += found.wrong_rows.size();

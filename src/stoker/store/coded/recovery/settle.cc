@@ -10,12 +10,6 @@
 #include "stoker/store/coded/recovery/recovery.h"
 
 namespace stoker::coded {
-namespace {
-
-constexpr size_t kFoldAtOnce = 16;  // stripes
-
-}  // namespace
-
 // What could not be read was not seen, so it must not be seen later either: it becomes zeros. At
 // least one copy of all that stood there is elsewhere.
 Status Recovery::make_readable() {

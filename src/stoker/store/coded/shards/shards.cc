@@ -756,4 +756,9 @@ bool ShardBatch::take_busy() {
   return left_ > 0;
 }
 
+Error stays_out(const std::string& path, const std::string& why, Code code) {
+  return fail(code, "the shard '{}' cannot be brought up to date and stays left out: {}", path,
+              why);
+}
+
 }  // namespace stoker::coded

@@ -187,4 +187,7 @@ class ShardBatch {
   std::string why_;
 };
 
+// A shard that should come back cannot: `why` tells.
+Error stays_out(const std::string& path, const std::string& why, Code code = Code::io);
+
 }  // namespace stoker::coded

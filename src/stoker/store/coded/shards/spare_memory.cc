@@ -10,11 +10,11 @@
 namespace stoker::coded {
 namespace {
 
-constexpr uint64_t kShareOfTheCap = 16;  // a sixteenth of it
+constexpr uint64_t kSpareShare = 16;     // a sixteenth of it
 constexpr size_t kLargePage = 2 * kMiB;  // what lies in such has whole ones
 
 Grant share_of(Budget& budget) {
-  auto share = budget.take(std::min(SpareMemory::kMost, budget.cap() / kShareOfTheCap),
+  auto share = budget.take(std::min(SpareMemory::kMost, budget.cap() / kSpareShare),
                            "memory that a coded store uses again");
   return share ? std::move(*share) : Grant();
 }

@@ -10,12 +10,12 @@
 namespace stoker::coded {
 namespace {
 
-constexpr size_t kChunk = 64 << 10;
-constexpr auto kLong = std::chrono::seconds(20);
+constexpr size_t kStallChunk = 64 << 10;
+constexpr auto kStallLong = std::chrono::seconds(20);
 
 class Stalled {
  public:
-  explicit Stalled(std::vector<size_t> lost = {}, uint32_t chunk_bytes = kChunk)
+  explicit Stalled(std::vector<size_t> lost = {}, uint32_t chunk_bytes = kStallChunk)
       : world_(options(std::move(lost))), chunk_bytes_(chunk_bytes) {
     world_.disk().put("clock", SimImage(kBlock));
     clock_ = world_.runtime().loop().open({.path = "clock"})->id;
@@ -61,7 +61,7 @@ class Stalled {
   // Time passes until it is done.
   template <typename Done>
   bool await(Done done) {
-    const auto until = std::chrono::steady_clock::now() + kLong;
+    const auto until = std::chrono::steady_clock::now() + kStallLong;
     while (!done() && std::chrono::steady_clock::now() < until) tick();
     return done();
   }
@@ -94,7 +94,7 @@ class Stalled {
 
 TEST(CodedStall, ABlockOfADiskThatStoppedAnsweringIsDecoded) {
   Stalled run;
-  const Bytes content = run.put_here("a", 4 * kChunk);
+  const Bytes content = run.put_here("a", 4 * kStallChunk);
   run.disk().hold_reads(run.first_path());
   Bytes into(4096);
   const auto late = run.store().read("a", 0, slice_of(into), {});
@@ -102,7 +102,7 @@ TEST(CodedStall, ABlockOfADiskThatStoppedAnsweringIsDecoded) {
   ASSERT_OK(late.wait());
   EXPECT_EQ(into, Bytes(content.begin(), content.begin() + 4096));
   const auto next = run.store().read("a", 8192, slice_of(into), {});
-  ASSERT_TRUE(next.wait_for(kLong)) << "no time passes: it is not asked again";
+  ASSERT_TRUE(next.wait_for(kStallLong)) << "no time passes: it is not asked again";
   ASSERT_OK(next.wait());
   EXPECT_EQ(into, Bytes(content.begin() + 8192, content.begin() + 8192 + 4096));
   run.let_go(run.first_path());
@@ -129,9 +129,9 @@ TEST(CodedStall, WhatADiskBringsLateIsNotRead) {
 TEST(CodedStall, AFoldGoesOnWithoutADiskThatStoppedAnswering) {
   for (size_t silent = 0; silent < 6; ++silent) {
     Stalled run;
-    Bytes content = run.put_here("a", 4 * kChunk);
+    Bytes content = run.put_here("a", 4 * kStallChunk);
     update(run.store(), "a", content, 0, 4096, 2);
-    update(run.store(), "a", content, 2 * kChunk + 8192, 8192, 3);
+    update(run.store(), "a", content, 2 * kStallChunk + 8192, 8192, 3);
     const std::string& path = run.paths()[silent];
     run.disk().hold_reads(path);
     const auto folded = run.store().fold_all();
@@ -155,10 +155,10 @@ TEST(CodedStall, AFoldGoesOnWithoutADiskThatStoppedAnswering) {
 TEST(CodedStall, ACommitGoesOnWithoutADiskThatStoppedAnswering) {
   for (size_t silent = 0; silent < 6; ++silent) {
     Stalled run;
-    const Bytes before = run.put_here("a", 4 * kChunk);
+    const Bytes before = run.put_here("a", 4 * kStallChunk);
     const std::string& path = run.paths()[silent];
     run.disk().hold_all(path);
-    const Bytes content = pattern(8 * kChunk, 2);
+    const Bytes content = pattern(8 * kStallChunk, 2);
     auto change = std::move(*run.store().begin());
     ASSERT_OK(change->resize("b", content.size()));
     ASSERT_OK(
@@ -171,22 +171,22 @@ TEST(CodedStall, ACommitGoesOnWithoutADiskThatStoppedAnswering) {
     run.let_go(path);
     EXPECT_EQ(read_all(run.store(), "a"), before) << path;
     EXPECT_EQ(read_all(run.store(), "b"), content) << path;
-    put(run.store(), "c", 4 * kChunk, 3);
+    put(run.store(), "c", 4 * kStallChunk, 3);
   }
 }
 
 TEST(CodedStall, ClosingDoesNotWaitForWhatWasLeftBehindOnADiskThatStoppedAnswering) {
   for (const size_t silent : {0, 2, 3, 4, 5}) {
     Stalled run({1});
-    const Bytes content = put(run.store(), "a", 12 * kChunk, 1);
+    const Bytes content = put(run.store(), "a", 12 * kStallChunk, 1);
     EXPECT_EQ(read_all(run.store(), "a"), content);
     run.disk().hold_reads(run.paths()[silent]);
     Bytes into(4096);
     for (size_t chunk = 0; chunk < 12; ++chunk) {
-      const auto read = run.store().read("a", chunk * kChunk, slice_of(into), {});
+      const auto read = run.store().read("a", chunk * kStallChunk, slice_of(into), {});
       ASSERT_TRUE(run.await([&] { return read.ready(); })) << run.paths()[silent];
       ASSERT_OK(read.wait());
-      EXPECT_EQ(std::memcmp(into.data(), content.data() + chunk * kChunk, into.size()), 0);
+      EXPECT_EQ(std::memcmp(into.data(), content.data() + chunk * kStallChunk, into.size()), 0);
     }
     EXPECT_GT(run.disk().held(run.paths()[silent]), 0U);
     EXPECT_TRUE(run.close());

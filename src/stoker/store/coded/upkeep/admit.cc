@@ -10,15 +10,6 @@
 #include "stoker/store/coded/upkeep/resync.h"
 
 namespace stoker::coded {
-namespace {
-
-Error failing(const std::string& path, const std::string& why) {
-  return fail(Code::io, "the shard '{}' cannot be brought up to date and stays left out: {}", path,
-              why);
-}
-
-}  // namespace
-
 // Reads an area of the joining shard; what cannot be read is made zeros.
 Status Resync::make_readable(size_t shard, uint64_t offset, size_t bytes) {
   STOKER_CHECK(is_aligned(offset, kBlock) && is_aligned(bytes, kBlock));
@@ -40,7 +31,7 @@ Status Resync::make_zeros(size_t shard, const std::vector<uint64_t>& blocks) {
   std::memset(zeros.data(), 0, kBlock);
   ShardBatch writes(shards_, Priority::scrub);
   for (const uint64_t offset : blocks) writes.write(shard, offset, zeros.slice());
-  return writes.run() == 0 ? Status() : failing(shards_[shard].path, writes.why());
+  return writes.run() == 0 ? Status() : stays_out(shards_[shard].path, writes.why());
 }
 
 // A log of its own, above all that it ever wrote.
@@ -75,12 +66,12 @@ Status Resync::admit() {
   if (mutated(Mutation::resync_without_vals)) vals.clear();
   STOKER_TRY(logs_.append_settled(shard, vals));
   STOKER_TRY(joining_.checkpoint());  // on the joining shard too
-  if (!joining_.shard()) return failing(each.path, each.trouble);
+  if (!joining_.shard()) return stays_out(each.path, each.trouble);
   ShardBatch sync(shards_, Priority::scrub);
   sync.flush(shard_bit(shard));  // all that was rebuilt, too
-  if (sync.run() != 0) return failing(each.path, sync.why());
+  if (sync.run() != 0) return stays_out(each.path, sync.why());
   STOKER_TRY(logs_.change_epoch(map_.live() | shard_bit(shard)));
-  if ((map_.live() & shard_bit(shard)) == 0) return failing(each.path, each.trouble);
+  if ((map_.live() & shard_bit(shard)) == 0) return stays_out(each.path, each.trouble);
   logs_.set_trouble(shard_bit(shard), "");
   {
     // What was too much to be decoded may not be any more.
