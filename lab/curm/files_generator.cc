@@ -8,11 +8,11 @@
 
 #include "curm/generator.h"
 #include "curm/random.h"
+#include "stoker/base/bytes.h"
 
 namespace stoker::curm {
 namespace {
 
-constexpr uint64_t K = 1024;
 constexpr size_t kFolders = 24, kLive = 160;
 constexpr double kNamed = 0.7, kOdd = 0.08, kMakes = 0.02;  // shares of folders, of files, of steps
 
@@ -24,15 +24,15 @@ struct Kind {
   double reads, appends, overwrites;  // of a use; else nothing is done
 };
 constexpr std::array kKinds = {
-    Kind{"datasets", "part-", ".parquet", 0.9, 256 * K, 2048 * K, 40, 0.97, 0, 0.01},
-    Kind{"corpus", "shard-", ".tar", 0.9, 512 * K, 4096 * K, 50, 1, 0, 0},
-    Kind{"checkpoints", "step-", ".safetensors", 0.9, 512 * K, 4096 * K, 12, 0.04, 0, 0},
-    Kind{"backups", "day-", ".dump", 0.3, 256 * K, 2048 * K, 10, 0.02, 0.02, 0},
-    Kind{"logs", "run-", ".log", 0, 4 * K, 64 * K, 60, 0.02, 0.95, 0},
-    Kind{"metrics", "node-", ".jsonl", 0, 4 * K, 32 * K, 60, 0.03, 0.9, 0},
-    Kind{"db", "table-", ".sqlite", 0.6, 64 * K, 1024 * K, 80, 0.35, 0.05, 0.6},
-    Kind{"cache", "index-", ".bin", 0.6, 64 * K, 1024 * K, 60, 0.45, 0, 0.5},
-    Kind{"tmp", "spill-", "", 0.2, 64 * K, 512 * K, 10, 0.45, 0.45, 0.1},
+    Kind{"datasets", "part-", ".parquet", 0.9, 256 * kKiB, 2048 * kKiB, 40, 0.97, 0, 0.01},
+    Kind{"corpus", "shard-", ".tar", 0.9, 512 * kKiB, 4096 * kKiB, 50, 1, 0, 0},
+    Kind{"checkpoints", "step-", ".safetensors", 0.9, 512 * kKiB, 4096 * kKiB, 12, 0.04, 0, 0},
+    Kind{"backups", "day-", ".dump", 0.3, 256 * kKiB, 2048 * kKiB, 10, 0.02, 0.02, 0},
+    Kind{"logs", "run-", ".log", 0, 4 * kKiB, 64 * kKiB, 60, 0.02, 0.95, 0},
+    Kind{"metrics", "node-", ".jsonl", 0, 4 * kKiB, 32 * kKiB, 60, 0.03, 0.9, 0},
+    Kind{"db", "table-", ".sqlite", 0.6, 64 * kKiB, 1024 * kKiB, 80, 0.35, 0.05, 0.6},
+    Kind{"cache", "index-", ".bin", 0.6, 64 * kKiB, 1024 * kKiB, 60, 0.45, 0, 0.5},
+    Kind{"tmp", "spill-", "", 0.2, 64 * kKiB, 512 * kKiB, 10, 0.45, 0.45, 0.1},
 };
 
 struct Folder {
@@ -92,13 +92,13 @@ class Files {
               at,
               &kind,
               path,
-              random_.log_uniform(kind.bytes_min, kind.bytes_max) / (4 * K) * (4 * K),
+              random_.log_uniform(kind.bytes_min, kind.bytes_max) / (4 * kKiB) * (4 * kKiB),
               1 + random_.below(2 * kind.uses)};
     trace_.objects.push_back("f" + std::to_string(file.object));
     trace_.events.push_back({trace_.requests.size(), true, file.object,
                              static_cast<uint32_t>(at + 1), path,
                              random_.chance(kind.announced) ? file.bytes : 0});
-    constexpr uint64_t kPiece = 1024 * K;
+    constexpr uint64_t kPiece = 1024 * kKiB;
     for (uint64_t offset = 0; offset < file.bytes; offset += kPiece)
       request(file.object, true, offset, std::min(kPiece, file.bytes - offset));
     live_.push_back(std::move(file));
@@ -107,14 +107,14 @@ class Files {
   void use(size_t at) {
     File& file = live_[at];
     const double what = random_.share();
-    const uint64_t bytes = 4 * K << random_.below(4);
+    const uint64_t bytes = 4 * kKiB << random_.below(4);
     if (what < file.kind->reads) {
-      request(file.object, false, random_.below(file.bytes / (4 * K)) * (4 * K), bytes);
+      request(file.object, false, random_.below(file.bytes / (4 * kKiB)) * (4 * kKiB), bytes);
     } else if (what < file.kind->reads + file.kind->appends) {
       request(file.object, true, file.bytes, bytes);
       file.bytes += bytes;
     } else if (what < file.kind->reads + file.kind->appends + file.kind->overwrites) {
-      request(file.object, true, random_.below(file.bytes / (4 * K)) * (4 * K), 4 * K);
+      request(file.object, true, random_.below(file.bytes / (4 * kKiB)) * (4 * kKiB), 4 * kKiB);
     }
     if (--file.uses > 0) return;
     trace_.events.push_back({trace_.requests.size(), false, file.object,
