@@ -149,9 +149,6 @@ Result<Fd> Beneath::open_at(std::string_view path, int flags) const {
                    name +
                        " is behind a link, and links are not followed; put the file itself "
                        "there"};
-    case EACCES:
-    case EPERM:
-      return fail(-fd, "cannot open {}", name);
     default:
       return fail(-fd, "cannot open {}", name);
   }
