@@ -240,7 +240,7 @@ def test_any_damage_is_an_image_or_a_reason(store):
     [
         ({"resize": 0}, "at least 1"),
         ({"resize": (20000, 8)}, "cannot be made"),
-        ({"resize": 8, "crop": "left"}, "no crop"),
+        ({"resize": 8, "crop": "left"}, "unknown crop"),
         ({"resize": 8, "threads": 0}, "at least 1"),
         ({"resize": 8, "on_corrupt": "hide"}, "on_corrupt is"),
         ({"resize": 8, "normalise": ((0, 0, 0), (1, 0, 1))}, "positive deviation"),

@@ -109,7 +109,10 @@ def test_the_suite_of_engines_passes_over_our_own_driver(tmp_path: Path) -> None
     assert f"{FIRST_DRIVE}  nvme  QEMU NVMe Ctrl  nvme:/dev/ng0n1" in ran.output
     assert ran.output.count(f"{FIRST_DRIVE}  nvme") == 2, "it was given back to the kernel"
     assert f"{FIRST_DRIVE}  vfio-pci  nvme:{FIRST_DRIVE}" in ran.output
-    driven = rf"{HOLDER} drives it or another of its IOMMU group; end that first, or use another"
+    driven = (
+        rf"{HOLDER} drives it or another of its IOMMU group \(Device or resource busy\);"
+        " end that first, or use another"
+    )
     assert len(re.findall(driven, ran.output)) == 2, ran.output
     assert re.search(rf"{HOLDER} uses /dev/vfio/\d+; end that first", ran.output), ran.output
 
