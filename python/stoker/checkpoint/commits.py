@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.checkpoint.manifest import (
-    CURE,
     MANIFEST,
     REDUCED,
     REDUCED_TABLE,
@@ -187,7 +186,6 @@ def check_newest(tier: Tier, gone: list[Name], ring: Ring, just: Name | None = N
         Reader(tier, just if just in kept else max(kept), ring, []).verify()
     except (Corruption, NotFound) as error:
         raise Corruption(
-            "no old checkpoint is removed, because the newest one is damaged:"
-            f" {str(error).removesuffix('; ' + CURE)}; remove the newest with `stoker ckpt rm`, or"
-            " copy it again from another store"
+            "no old checkpoint is removed, because the newest one is damaged. Remove the newest"
+            f" with `stoker ckpt rm`, or copy it again from another store: {error}"
         ) from error

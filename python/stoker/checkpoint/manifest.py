@@ -28,7 +28,6 @@ VERSION_RANKS = 4  # it holds an offloaded run of several ranks
 MANIFEST, TABLE, REDUCED_TABLE = "MANIFEST.json", "chunks-00000.bin", "reduced-00000.bin"
 REDUCED = ".reduced"  # what the name of a reduced file ends with
 CHUNK = 4 << 20  # bytes
-CURE = "copy it again from another store, or restore another step"  # of a damaged checkpoint
 _FOLDER = re.compile(r"step-(\d{6,18})-(\d{6,18})-([0-9a-f]{8})")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _HEADER = struct.Struct("<8sIIQQ32x")
@@ -265,7 +264,7 @@ class Manifest:
 
 def damaged(where: str, what: str) -> Corruption:
     """The error for a checkpoint of which something is damaged or missing."""
-    return Corruption(f"{where}: {what}; {CURE}")
+    return Corruption(f"{where}: {what}; copy it again from another store, or restore another step")
 
 
 def _rule(holds: Any, what: str) -> None:

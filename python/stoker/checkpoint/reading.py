@@ -16,7 +16,6 @@ from stoker import _core
 from stoker.checkpoint import shards, tensors
 from stoker.checkpoint.manifest import (
     CHUNK,
-    CURE,
     Entry,
     File,
     Manifest,

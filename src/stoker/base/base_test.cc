@@ -55,6 +55,12 @@ TEST(Error, TheReasonStandsBeforeWhatToDo) {
             "cannot open 'x' (Permission denied); open it as root");
   EXPECT_EQ(fail(EACCES, "cannot open 'x'; do a; then b").with("key k").message(),
             "no permission: key k: cannot open 'x' (Permission denied); do a; then b");
+  // A name may hold what stands between the two, and a word an apostrophe.
+  EXPECT_EQ(
+      fail(EACCES, "cannot open '{}' of the store's; open it as root", "a; b's; c").sentence(),
+      "cannot open 'a; b's; c' of the store's (Permission denied); open it as root");
+  EXPECT_EQ(fail(EEXIST, "cannot make '{}'", "a; b").sentence(),
+            "cannot make 'a; b' (File exists)");
   // The text names no cure: the usual one of the errno follows.
   EXPECT_EQ(fail(ENOSPC, "cannot write 'x'").sentence(),
             "cannot write 'x' (No space left on device); free some space there, or name another "

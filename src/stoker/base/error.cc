@@ -1,6 +1,6 @@
 #include "stoker/base/error.h"
 
-#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <system_error>
 
@@ -51,7 +51,7 @@ std::string_view cure(int sys_errno) {
   switch (sys_errno) {
     case EACCES:
     case EPERM:
-      return "; do it as a user who may, or give this one the right";
+      return "; run it as a user who may, or change the permissions";
     case EROFS:
       return "; mount its file system for writing, or name another place";
     case ENOSPC:
@@ -70,11 +70,28 @@ std::string_view cure(int sys_errno) {
   }
 }
 
+bool in_a_word(std::string_view text, size_t at) {
+  return at < text.size() && std::isalnum(static_cast<unsigned char>(text[at])) != 0;
+}
+
+// Where the text ends that tells what happened: at the first "; " that is not in a quoted name.
+size_t end_of_what_happened(std::string_view text) {
+  bool quoted = false;
+  for (size_t at = 0; at < text.size(); ++at) {
+    // an apostrophe has a letter before it and, in a name, behind it
+    if (text[at] == '\'')
+      quoted = quoted ? in_a_word(text, at + 1) : at == 0 || !in_a_word(text, at - 1);
+    else if (!quoted && text.substr(at, 2) == "; ")
+      return at;
+  }
+  return text.size();
+}
+
 }  // namespace
 
 std::string Error::sentence() const {
   if (sys_errno == 0) return what;
-  const size_t end = std::min(what.find("; "), what.size());
+  const size_t end = end_of_what_happened(what);
   return fmt::format("{} ({}){}", std::string_view(what).substr(0, end),
                      std::generic_category().message(sys_errno),
                      end < what.size() ? std::string_view(what).substr(end) : cure(sys_errno));

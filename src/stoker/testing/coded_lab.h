@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "stoker/store/local/fsck.h"
 #include "stoker/testing/coded_world.h"
 
 namespace stoker::coded {
@@ -42,6 +43,26 @@ inline std::map<std::string, SimImage> images_of(CodedWorld& world) {
 }
 inline void put_back(CodedWorld& world, const std::map<std::string, SimImage>& images) {
   for (const auto& [path, image] : images) world.disk().put(path, image);
+}
+
+inline Result<FsckReport> fsck(CodedWorld& world, size_t k, size_t m) {
+  CodedOptions coded;
+  coded.files = false;
+  return fsck_coded_store({k, m, world.paths()}, world.runtime().runtime(), {}, coded);
+}
+
+// Of 4+2 shards with chunks of 16 blocks, for parts that know of no disk.
+inline Shape small_shape(uint32_t slots) {
+  Shape shape;
+  shape.k = 4;
+  shape.m = 2;
+  shape.shards = 6;
+  shape.chunk_bytes = 16 * kBlock;
+  shape.segment_bytes = 1 << 20;
+  shape.area_bytes = 1 << 20;
+  shape.segments = 4;
+  shape.slots = slots;
+  return shape;
 }
 
 }  // namespace stoker::coded

@@ -130,7 +130,7 @@ Status Driver::wait_ready(bool ready) {
     if (std::chrono::steady_clock::now() > end)
       return driver_error(
           address_, ETIMEDOUT,
-          ready ? "does not start; switch it off and on" : "does not stop; switch it off and on");
+          std::string(ready ? "does not start" : "does not stop") + "; switch it off and on");
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }

@@ -24,12 +24,16 @@ namespace fs = std::filesystem;
 // What every IOMMU reaches, without the addresses below 4 GiB, where interrupts have theirs.
 constexpr uint64_t kFirst = 4 * kGiB, kEnd = 512 * kGiB;
 constexpr uint64_t kLarge = 2 * kMiB;
-// What may help where vfio-pci fails with a device that it has.
-constexpr const char* kAnew =
-    "; run `stoker nvme unbind`, then `stoker nvme bind` with its address";
 
 Error device_error(int error, const std::string& address, const std::string& what) {
   return fail(error, "cannot drive the device {}: {}", address, what);
+}
+
+// vfio-pci has the device, and fails with it.
+Error bound_device_error(int error, const std::string& address, const std::string& what) {
+  return device_error(
+      error, address,
+      what + "; run `stoker nvme unbind`, then `stoker nvme bind` with its address");
 }
 
 std::string in_use_by(const std::string& holder) {
@@ -83,8 +87,7 @@ Result<std::shared_ptr<Bus>> VfioBus::make() {
     ::close(fd);
     return fail(Code::unsupported,
                 "this kernel's VFIO has no IOMMU of type 1, version 2; load it (modprobe "
-                "vfio_iommu_type1), or "
-                "name the kernel's device (nvme:/dev/ng0n1)");
+                "vfio_iommu_type1), or name the kernel's device (nvme:/dev/ng0n1)");
   }
   return std::shared_ptr<Bus>(new VfioBus(fd));
 }
@@ -253,8 +256,7 @@ Status PciDevice::take() {
   claimed_ = true;
   STOKER_ASSIGN(const int group_fd, bus_.group(group, address));
   device_ = ioctl(group_fd, VFIO_GROUP_GET_DEVICE_FD, address.c_str());
-  if (device_ < 0)
-    return device_error(errno, address, std::string("vfio-pci does not open it") + kAnew);
+  if (device_ < 0) return bound_device_error(errno, address, "vfio-pci does not open it");
   ioctl(device_, VFIO_DEVICE_RESET);  // what a process before us left; the controller's own comes
   return {};
 }
@@ -264,11 +266,11 @@ Status PciDevice::map_registers() {
   region.argsz = sizeof region;
   region.index = VFIO_PCI_BAR0_REGION_INDEX;
   if (ioctl(device_, VFIO_DEVICE_GET_REGION_INFO, &region) != 0)
-    return device_error(errno, address_, std::string("its registers are not available") + kAnew);
+    return bound_device_error(errno, address_, "its registers are not available");
   void* mapped = mmap(nullptr, region.size, PROT_READ | PROT_WRITE, MAP_SHARED, device_,
                       static_cast<off_t>(region.offset));
   if (mapped == MAP_FAILED)
-    return device_error(errno, address_, std::string("its registers cannot be mapped") + kAnew);
+    return bound_device_error(errno, address_, "its registers cannot be mapped");
   registers_ = static_cast<volatile std::byte*>(mapped);
   registers_bytes_ = region.size;
   return {};
@@ -295,19 +297,17 @@ Status PciDevice::let_reach_memory(bool may) {
   region.argsz = sizeof region;
   region.index = VFIO_PCI_CONFIG_REGION_INDEX;
   if (ioctl(device_, VFIO_DEVICE_GET_REGION_INFO, &region) != 0)
-    return device_error(errno, address_,
-                        std::string("its PCI registers are not available") + kAnew);
+    return bound_device_error(errno, address_, "its PCI registers are not available");
   const auto at = static_cast<off_t>(region.offset + PCI_COMMAND);
   uint16_t command = 0;
   if (pread(device_, &command, sizeof command, at) != sizeof command)
-    return device_error(errno, address_, std::string("its PCI registers cannot be read") + kAnew);
+    return bound_device_error(errno, address_, "its PCI registers cannot be read");
   command |= PCI_COMMAND_MEMORY;
   command =
       static_cast<uint16_t>(may ? command | PCI_COMMAND_MASTER : command & ~PCI_COMMAND_MASTER);
   return pwrite(device_, &command, sizeof command, at) == sizeof command
              ? Status{}
-             : device_error(errno, address_,
-                            std::string("its PCI registers cannot be written") + kAnew);
+             : bound_device_error(errno, address_, "its PCI registers cannot be written");
 }
 
 void PciDevice::cut_off() {

@@ -13,6 +13,7 @@
 #include "stoker/store/cached/policy.h"
 #include "stoker/store/cached/store.h"
 #include "stoker/store/runtime.h"
+#include "stoker/testing/cached_lab.h"
 #include "stoker/testing/fault_store.h"
 #include "stoker/testing/format_example.h"
 #include "stoker/testing/held_reads.h"
@@ -21,13 +22,6 @@
 
 namespace stoker {
 namespace {
-
-constexpr uint32_t kBlock = 64 * kKiB;
-
-Budget& no_limit() {
-  static Budget budget(UINT64_MAX);
-  return budget;
-}
 
 // A folder behind a cache. The stores below are reached through fault wrappers.
 class CachedStore : public ::testing::Test {

@@ -10,27 +10,19 @@
 #include "stoker/store/cached/format.h"
 #include "stoker/store/cached/store.h"
 #include "stoker/store/runtime.h"
+#include "stoker/testing/cached_lab.h"
 #include "stoker/testing/held_reads.h"
 #include "stoker/testing/store_harness.h"
 
 namespace stoker {
 namespace {
 
-constexpr uint32_t kPrefetchBlock = 64 * kKiB;
-
-Budget& unlimited() {
-  static Budget budget(UINT64_MAX);
-  return budget;
-}
-
 // Of 64 places in memory 32 are for blocks that move, and 8 of them at most for prefetches.
 class Prefetching : public ::testing::Test {
  protected:
   Prefetching() {
     std::filesystem::remove_all(root_);
-    options_ = {.dram_bytes = 64 * kPrefetchBlock,
-                .disk_bytes = 32 * kPrefetchBlock,
-                .block_bytes = kPrefetchBlock};
+    options_ = {.dram_bytes = 64 * kBlock, .disk_bytes = 32 * kBlock, .block_bytes = kBlock};
   }
   ~Prefetching() override {
     store_.reset();
@@ -71,7 +63,7 @@ class Prefetching : public ::testing::Test {
   // One item a block of an object, from the first to the last.
   static Plan blocks_of(const std::string& key, uint64_t count) {
     return {.keys = {key},
-            .runs = {{.bytes = kPrefetchBlock, .items = count, .stride = kPrefetchBlock}},
+            .runs = {{.bytes = kBlock, .items = count, .stride = kBlock}},
             .ahead = true};
   }
 
@@ -86,15 +78,14 @@ class Prefetching : public ::testing::Test {
 TEST_F(Prefetching, ReadsOfAPlanFindTheirBlocks) {
   constexpr uint64_t kBlocks = 16;
   ASSERT_OK(open());
-  const Bytes bytes = pattern(kBlocks * kPrefetchBlock, 1);
+  const Bytes bytes = pattern(kBlocks * kBlock, 1);
   put("a", bytes);
   ASSERT_OK(store_->follow(blocks_of("a", kBlocks)));
   for (uint64_t block = 0; block < kBlocks; ++block) {
-    until(
-        [&] { return cache().prefetched_bytes >= std::min(block + 2, kBlocks) * kPrefetchBlock; });
-    EXPECT_EQ(read("a", block * kPrefetchBlock, kPrefetchBlock),
-              Bytes(bytes.begin() + static_cast<ptrdiff_t>(block * kPrefetchBlock),
-                    bytes.begin() + static_cast<ptrdiff_t>((block + 1) * kPrefetchBlock)));
+    until([&] { return cache().prefetched_bytes >= std::min(block + 2, kBlocks) * kBlock; });
+    EXPECT_EQ(read("a", block * kBlock, kBlock),
+              Bytes(bytes.begin() + static_cast<ptrdiff_t>(block * kBlock),
+                    bytes.begin() + static_cast<ptrdiff_t>((block + 1) * kBlock)));
   }
   const CacheInfo info = cache();
   EXPECT_EQ(info.memory_hit_bytes, bytes.size());
@@ -105,71 +96,70 @@ TEST_F(Prefetching, ReadsOfAPlanFindTheirBlocks) {
   EXPECT_EQ(info.ahead_bytes, 0U);
   EXPECT_EQ(slow_->asked(Priority::demand), 0U);
   for (uint64_t block = 0; block < kBlocks; ++block)
-    EXPECT_EQ(slow_->asked()[block].offset, block * kPrefetchBlock)
-        << "what is due first goes first";
+    EXPECT_EQ(slow_->asked()[block].offset, block * kBlock) << "what is due first goes first";
 }
 
 TEST_F(Prefetching, AReaderThatWaitsMakesItLookFartherAheadAndDemandWaitsForNoPrefetch) {
   ASSERT_OK(open());
-  put("a", pattern(16 * kPrefetchBlock, 1));
-  put("b", pattern(kPrefetchBlock, 2));
+  put("a", pattern(16 * kBlock, 1));
+  put("b", pattern(kBlock, 2));
   slow_->hold_prefetches();
   ASSERT_OK(store_->follow(blocks_of("a", 16)));
   until([&] { return slow_->waiting == 2; });
-  EXPECT_EQ(cache().ahead_depth_bytes, 2 * kPrefetchBlock);
-  EXPECT_EQ(read("b", 0, kPrefetchBlock), pattern(kPrefetchBlock, 2)) << "no plan names it";
+  EXPECT_EQ(cache().ahead_depth_bytes, 2 * kBlock);
+  EXPECT_EQ(read("b", 0, kBlock), pattern(kBlock, 2)) << "no plan names it";
   EXPECT_EQ(cache().stalls, 0U);
-  std::vector<Bytes> into(4, Bytes(kPrefetchBlock));
+  std::vector<Bytes> into(4, Bytes(kBlock));
   std::vector<Future<void>> reads;
   for (uint64_t block = 0; block < into.size(); ++block)
-    reads.push_back(store_->read("a", block * kPrefetchBlock, slice_of(into[block])));
+    reads.push_back(store_->read("a", block * kBlock, slice_of(into[block])));
   until([&] { return cache().stalls == 4; });
-  EXPECT_EQ(cache().ahead_depth_bytes, 6 * kPrefetchBlock);
+  EXPECT_EQ(cache().ahead_depth_bytes, 6 * kBlock);
   // Each is fetched once, by its reader or ahead of it.
   until([&] { return slow_->asked(Priority::prefetch) >= 8; });
   slow_->let_go();
   for (const auto& each : reads) EXPECT_OK(each.wait());
-  for (uint64_t block = 4; block < 16; ++block) read("a", block * kPrefetchBlock, kPrefetchBlock);
-  EXPECT_EQ(cache().fetched_bytes, 17 * kPrefetchBlock);
+  for (uint64_t block = 4; block < 16; ++block) read("a", block * kBlock, kBlock);
+  EXPECT_EQ(cache().fetched_bytes, 17 * kBlock);
 }
 
 // Of 16 places two are for prefetches, and two are left to readers. Reads take all but one.
 TEST_F(Prefetching, WithoutMemoryItLooksLessFarAndNobodyWaitsForIt) {
-  options_.dram_bytes = 16 * kPrefetchBlock;
+  options_.dram_bytes = 16 * kBlock;
   ASSERT_OK(open());
-  const Bytes bytes = pattern(32 * kPrefetchBlock, 1);
+  const Bytes bytes = pattern(32 * kBlock, 1);
   put("a", bytes);
-  put("b", pattern(15 * kPrefetchBlock, 2));
+  put("b", pattern(15 * kBlock, 2));
   slow_->hold();
-  std::vector<Bytes> into(15, Bytes(kPrefetchBlock));
+  std::vector<Bytes> into(15, Bytes(kBlock));
   std::vector<Future<void>> reads;
   for (uint64_t block = 0; block < into.size(); ++block)
-    reads.push_back(store_->read("b", block * kPrefetchBlock, slice_of(into[block])));
+    reads.push_back(store_->read("b", block * kBlock, slice_of(into[block])));
   until([&] { return slow_->waiting == 15; });
   ASSERT_OK(store_->follow(blocks_of("a", 32)));
-  until([&] { return cache().ahead_depth_bytes == kPrefetchBlock; });
+  until([&] { return cache().ahead_depth_bytes == kBlock; });
   EXPECT_EQ(slow_->asked(Priority::prefetch), 0U);
   slow_->let_go();
   for (const auto& each : reads) EXPECT_OK(each.wait());
   EXPECT_EQ(read("a", 0, bytes.size()), bytes);
-  EXPECT_EQ(cache().fetched_bytes, 47 * kPrefetchBlock);
+  EXPECT_EQ(cache().fetched_bytes, 47 * kBlock);
 }
 
 TEST_F(Prefetching, WithMemoryForAFewBlocksNothingIsFetchedAhead) {
-  options_.dram_bytes = 7 * kPrefetchBlock;
+  options_.dram_bytes = 7 * kBlock;
   ASSERT_OK(open());
-  const Bytes bytes = pattern(16 * kPrefetchBlock, 1);
+  const Bytes bytes = pattern(16 * kBlock, 1);
   put("a", bytes);
   ASSERT_OK(store_->follow(blocks_of("a", 16)));
-  for (uint64_t block = 0; block < 16; ++block) read("a", block * kPrefetchBlock, kPrefetchBlock);
+  for (uint64_t block = 0; block < 16; ++block) read("a", block * kBlock, kBlock);
   EXPECT_EQ(cache().prefetched_bytes, 0U);
   EXPECT_EQ(slow_->asked(Priority::prefetch), 0U);
 }
 
 TEST_F(Prefetching, APlanThatTakesItsPlaceCancelsWhatIsNotBegun) {
   ASSERT_OK(open());
-  put("a", pattern(16 * kPrefetchBlock, 1));
-  const Bytes bytes = pattern(4 * kPrefetchBlock, 2);
+  put("a", pattern(16 * kBlock, 1));
+  const Bytes bytes = pattern(4 * kBlock, 2);
   put("b", bytes);
   slow_->hold_prefetches();
   ASSERT_OK(store_->follow(blocks_of("a", 16)));
@@ -179,9 +169,9 @@ TEST_F(Prefetching, APlanThatTakesItsPlaceCancelsWhatIsNotBegun) {
   slow_->let_go();
   for (uint64_t block = 0; block < 4; ++block) {
     until([&] {
-      return cache().prefetched_bytes >= (2 + std::min<uint64_t>(block + 2, 4)) * kPrefetchBlock;
+      return cache().prefetched_bytes >= (2 + std::min<uint64_t>(block + 2, 4)) * kBlock;
     });
-    read("b", block * kPrefetchBlock, kPrefetchBlock);
+    read("b", block * kBlock, kBlock);
   }
   EXPECT_EQ(read("b", 0, bytes.size()), bytes);
   EXPECT_EQ(slow_->asked().size(), 6U) << "two blocks of a, and four of b";
@@ -191,17 +181,16 @@ TEST_F(Prefetching, APlanThatTakesItsPlaceCancelsWhatIsNotBegun) {
 // An object that was replaced behind the cache: its plan is of another content.
 TEST_F(Prefetching, WhatWasReplacedMeanwhileIsNotKept) {
   ASSERT_OK(open());
-  put("a", pattern(16 * kPrefetchBlock, 1));
+  put("a", pattern(16 * kBlock, 1));
   slow_->hold_prefetches();
   ASSERT_OK(store_->follow(blocks_of("a", 16)));
   until([&] { return slow_->waiting == 2; });
-  const Bytes bytes = pattern(16 * kPrefetchBlock, 2);
+  const Bytes bytes = pattern(16 * kBlock, 2);
   put("a", bytes);
   slow_->let_go();
   EXPECT_EQ(read("a", 0, bytes.size()), bytes);
   EXPECT_EQ(read("a", 0, bytes.size()), bytes);
-  until(
-      [&] { return cache().prefetched_bytes == 0 && cache().ahead_depth_bytes == kPrefetchBlock; });
+  until([&] { return cache().prefetched_bytes == 0 && cache().ahead_depth_bytes == kBlock; });
   EXPECT_EQ(slow_->asked(Priority::prefetch), 2U);
 }
 
@@ -213,22 +202,21 @@ TEST_F(Prefetching, TagsOfManyObjectsAreAskedForAtOnce) {
   Plan plan{.ahead = true};
   for (uint64_t i = 0; i < kObjects; ++i) {
     const std::string key = "o" + std::to_string(i);
-    put(key, pattern(kPrefetchBlock, i));
+    put(key, pattern(kBlock, i));
     plan.keys.push_back(key);
-    plan.runs.push_back(
-        {.object = i, .bytes = kPrefetchBlock, .items = 1, .stride = kPrefetchBlock});
+    plan.runs.push_back({.object = i, .bytes = kBlock, .items = 1, .stride = kBlock});
   }
-  put("a", pattern(8 * kPrefetchBlock, 9));
+  put("a", pattern(8 * kBlock, 9));
   // Readers that wait make it look eight blocks ahead.
   Plan before = blocks_of("a", 8);
   before.name = "before";
   slow_->hold();
   ASSERT_OK(store_->follow(before));
-  std::vector<Bytes> into(8, Bytes(kPrefetchBlock));
+  std::vector<Bytes> into(8, Bytes(kBlock));
   std::vector<Future<void>> reads;
   for (uint64_t block = 0; block < into.size(); ++block)
-    reads.push_back(store_->read("a", block * kPrefetchBlock, slice_of(into[block])));
-  until([&] { return cache().ahead_depth_bytes == kObjects * kPrefetchBlock; });
+    reads.push_back(store_->read("a", block * kBlock, slice_of(into[block])));
+  until([&] { return cache().ahead_depth_bytes == kObjects * kBlock; });
   slow_->let_go();
   for (const auto& each : reads) EXPECT_OK(each.wait());
   ASSERT_OK(store_->follow({.name = "before"}));
@@ -241,14 +229,14 @@ TEST_F(Prefetching, TagsOfManyObjectsAreAskedForAtOnce) {
   slow_->let_go();
   until([&] { return slow_->stats_waiting == static_cast<int>(kObjects); });
   slow_->let_stats_go();
-  until([&] { return cache().ahead_bytes == kObjects * kPrefetchBlock; });
+  until([&] { return cache().ahead_bytes == kObjects * kBlock; });
   for (uint64_t i = 0; i < kObjects; ++i)
-    EXPECT_EQ(read("o" + std::to_string(i), 0, kPrefetchBlock), pattern(kPrefetchBlock, i));
+    EXPECT_EQ(read("o" + std::to_string(i), 0, kBlock), pattern(kBlock, i));
 }
 
 TEST_F(Prefetching, TheTagOfOneObjectIsAskedForOnceForAllThatCame) {
   ASSERT_OK(open());
-  put("a", pattern(16 * kPrefetchBlock, 1));
+  put("a", pattern(16 * kBlock, 1));
   slow_->hold_prefetches();
   ASSERT_OK(store_->follow(blocks_of("a", 16)));
   until([&] { return slow_->waiting == 2; });
@@ -257,7 +245,7 @@ TEST_F(Prefetching, TheTagOfOneObjectIsAskedForOnceForAllThatCame) {
   until([&] { return slow_->stats_waiting == 1; });
   const int stats = slow_->stats;
   slow_->let_stats_go();
-  until([&] { return cache().ahead_bytes == 2 * kPrefetchBlock; });
+  until([&] { return cache().ahead_bytes == 2 * kBlock; });
   EXPECT_LE(slow_->stats, stats + 1) << "the second block came while the first was asked for";
 }
 
@@ -265,29 +253,29 @@ TEST_F(Prefetching, TheTagOfOneObjectIsAskedForOnceForAllThatCame) {
 TEST_F(Prefetching, WhatFailedIsFetchedAheadWhenTheSlowStoreIsBack) {
   constexpr uint64_t kBlocks = 32;
   ASSERT_OK(open());
-  const Bytes bytes = pattern(kBlocks * kPrefetchBlock, 1);
+  const Bytes bytes = pattern(kBlocks * kBlock, 1);
   put("a", bytes);
   slow_->fail_prefetches(true);
   ASSERT_OK(store_->follow(blocks_of("a", kBlocks)));
-  until([&] { return cache().ahead_depth_bytes == kPrefetchBlock; });
-  for (uint64_t block = 0; block < 4; ++block) read("a", block * kPrefetchBlock, kPrefetchBlock);
+  until([&] { return cache().ahead_depth_bytes == kBlock; });
+  for (uint64_t block = 0; block < 4; ++block) read("a", block * kBlock, kBlock);
   EXPECT_LT(slow_->asked(Priority::prefetch), 3 * kBlocks / 4);
   slow_->fail_prefetches(false);
   for (uint64_t block = 4; block < kBlocks; ++block) {
-    read("a", block * kPrefetchBlock, kPrefetchBlock);
+    read("a", block * kBlock, kBlock);
     until([&] { return block + 4 > kBlocks || cache().ahead_bytes > 0; });
   }
   EXPECT_EQ(cache().fetched_bytes, bytes.size());
-  EXPECT_GE(cache().prefetched_bytes, 10 * kPrefetchBlock);
+  EXPECT_GE(cache().prefetched_bytes, 10 * kBlock);
 }
 
 // A part is on its way when places come free, and a reader of what lies beside it brings it all.
 // One place is for prefetches: nothing else comes ahead meanwhile.
 TEST_F(Prefetching, ABlockThatCameWholeIsReadWhileAPartOfItIsOnItsWay) {
-  constexpr uint64_t kBlocks = 64, kItem = kPrefetchBlock / 4, kItems = 4 * kBlocks;
-  options_.dram_bytes = 8 * kPrefetchBlock;
+  constexpr uint64_t kBlocks = 64, kItem = kBlock / 4, kItems = 4 * kBlocks;
+  options_.dram_bytes = 8 * kBlock;
   ASSERT_OK(open());
-  const Bytes bytes = pattern(kBlocks * kPrefetchBlock, 1);
+  const Bytes bytes = pattern(kBlocks * kBlock, 1);
   put("a", bytes);
   ASSERT_OK(store_->follow({.keys = {"a"},
                             .runs = {{.bytes = kItem, .items = kItems, .stride = kItem}},
@@ -317,8 +305,7 @@ TEST_F(Prefetching, ABlockThatCameWholeIsReadWhileAPartOfItIsOnItsWay) {
     until([&] { return slow_->waiting > before; });
     part = newest();
   }
-  const uint64_t block = part.offset / kPrefetchBlock * kPrefetchBlock,
-                 end = block + kPrefetchBlock;
+  const uint64_t block = part.offset / kBlock * kBlock, end = block + kBlock;
   EXPECT_OK(store_->forget("a", 0, block));
   EXPECT_OK(store_->forget("a", end, bytes.size() - end));
   const uint64_t beside = part.offset + kItem < end ? part.offset + kItem : block;
@@ -327,7 +314,7 @@ TEST_F(Prefetching, ABlockThatCameWholeIsReadWhileAPartOfItIsOnItsWay) {
                  bytes.begin() + static_cast<ptrdiff_t>(offset + kItem));
   };
   EXPECT_EQ(read("a", beside, kItem), expected(beside));
-  EXPECT_EQ(slow_->asked().back().bytes, kPrefetchBlock) << "all of it came";
+  EXPECT_EQ(slow_->asked().back().bytes, kBlock) << "all of it came";
   EXPECT_EQ(read("a", part.offset, kItem), expected(part.offset));
   slow_->let_go();
 }
@@ -335,9 +322,9 @@ TEST_F(Prefetching, ABlockThatCameWholeIsReadWhileAPartOfItIsOnItsWay) {
 // Four readers, items of a quarter of a block, a cache of half of the set: what does not stay is
 // fetched item by item, ahead of them or not.
 TEST_F(Prefetching, ExactlyOnceEpochsFetchNoMoreThanTheBound) {
-  constexpr uint64_t kBlocks = 64, kItem = kPrefetchBlock / 4, kItems = 4 * kBlocks, kEpochs = 4;
+  constexpr uint64_t kBlocks = 64, kItem = kBlock / 4, kItems = 4 * kBlocks, kEpochs = 4;
   ASSERT_OK(open());
-  const Bytes bytes = pattern(kBlocks * kPrefetchBlock, 1);
+  const Bytes bytes = pattern(kBlocks * kBlock, 1);
   put("a", bytes);
   ASSERT_OK(store_->follow({.keys = {"a"},
                             .runs = {{.bytes = kItem, .items = kItems, .stride = kItem}},
@@ -359,7 +346,7 @@ TEST_F(Prefetching, ExactlyOnceEpochsFetchNoMoreThanTheBound) {
     for (auto& each : readers) each.join();
     if (epoch < 2) continue;
     EXPECT_EQ(cache().epochs, epoch);
-    EXPECT_EQ(cache().epoch_bound_bytes, 32 * kPrefetchBlock);
+    EXPECT_EQ(cache().epoch_bound_bytes, 32 * kBlock);
     EXPECT_LE(cache().epoch_fetched_bytes * 100, cache().epoch_bound_bytes * 102);
   }
   EXPECT_GT(cache().prefetched_bytes, 0U);
@@ -384,11 +371,10 @@ TEST(Ahead, TheDepthGrowsByStallsAndHalvesUnderPressure) {
 
 std::shared_ptr<cached::Follower> follower_of(Plan plan, const std::string& key, uint64_t items) {
   plan.keys = {key};
-  plan.runs = {{.bytes = kPrefetchBlock, .items = items, .stride = kPrefetchBlock}};
+  plan.runs = {{.bytes = kBlock, .items = items, .stride = kBlock}};
   plan.ahead = true;
-  auto made = cached::Follower::make(std::move(plan),
-                                     {{.key = key, .bytes = items * kPrefetchBlock, .tag = "t"}},
-                                     kPrefetchBlock, unlimited());
+  auto made = cached::Follower::make(
+      std::move(plan), {{.key = key, .bytes = items * kBlock, .tag = "t"}}, kBlock, no_limit());
   EXPECT_OK(made);
   return std::shared_ptr<cached::Follower>(std::move(*made));
 }
@@ -402,7 +388,7 @@ TEST(Ahead, OfSeveralPlansWhatIsDueFirstGoesFirst) {
   const auto take = [&] {
     const auto due = ahead.due(followers);
     if (!due) return false;
-    order.emplace_back(*due->part.key, due->part.offset / kPrefetchBlock);
+    order.emplace_back(*due->part.key, due->part.offset / kBlock);
     ahead.advance(*due);
     return true;
   };
@@ -423,11 +409,11 @@ TEST(Ahead, AShuffledPlanGoesByWhatIsRead) {
   const auto read = [&](uint64_t at) {
     const uint64_t item = Permutation(kItems, 3, at / kItems).sample(at % kItems);
     ASSERT_EQ(follower->parts(at).size(), 1U);
-    EXPECT_EQ(follower->parts(at)[0].offset, item * kPrefetchBlock);
+    EXPECT_EQ(follower->parts(at)[0].offset, item * kBlock);
     const uint64_t before = follower->position();
-    follower->pass("a", item * kPrefetchBlock + 5, kPrefetchBlock - 5);
+    follower->pass("a", item * kBlock + 5, kBlock - 5);
     EXPECT_EQ(follower->position(), before) << "no item begins there";
-    follower->pass("a", item * kPrefetchBlock, kPrefetchBlock);
+    follower->pass("a", item * kBlock, kBlock);
     EXPECT_EQ(follower->position(), std::max(before, at + 1));
   };
   for (const uint64_t at : {0U, 4U, 2U, 49U}) read(at);
@@ -435,13 +421,13 @@ TEST(Ahead, AShuffledPlanGoesByWhatIsRead) {
     if (at != 0 && at != 4 && at != 2) read(at);
   read(50);
   read(48);  // late, when an epoch was over
-  follower->pass("b", 0, kPrefetchBlock);
+  follower->pass("b", 0, kBlock);
   EXPECT_EQ(follower->position(), 51U);
 }
 
 TEST(Ahead, AReadOfManyItemsPassesAllOfThem) {
   const auto follower = follower_of({.order = Plan::Shuffled{3}}, "a", 50);
-  follower->pass("a", 0, 50 * kPrefetchBlock);
+  follower->pass("a", 0, 50 * kBlock);
   EXPECT_EQ(follower->position(), 50U);
 }
 
@@ -452,7 +438,7 @@ TEST(Ahead, WhatComesLateMovesNoShuffledPlanOn) {
   const auto follower = follower_of({.order = Plan::Shuffled{7}}, "a", kItems);
   const auto pass = [&](uint64_t at) {
     const uint64_t item = Permutation(kItems, 7, at / kItems).sample(at % kItems);
-    follower->pass("a", item * kPrefetchBlock, kPrefetchBlock);
+    follower->pass("a", item * kBlock, kBlock);
   };
   for (uint64_t epoch = 0; epoch < 4; ++epoch) {
     for (uint64_t at = 1; at < kItems; at += 2) pass(epoch * kItems + at);

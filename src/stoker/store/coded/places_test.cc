@@ -5,7 +5,6 @@
 #include <functional>
 
 #include "stoker/base/crc32c.h"
-#include "stoker/store/local/fsck.h"
 #include "stoker/testing/coded_lab.h"
 
 namespace stoker::coded {
@@ -48,12 +47,6 @@ std::vector<uint64_t> places_of(CodedWorld& world) {
   for (const uint64_t copy : {0, 1}) places.push_back(shape.page_at(0, 0, copy));
   places.push_back(shape.block_at(0, 0));
   return places;
-}
-
-Result<FsckReport> fsck(CodedWorld& world, size_t k, size_t m) {
-  CodedOptions coded;
-  coded.files = false;
-  return fsck_coded_store({k, m, world.paths()}, world.runtime().runtime(), {}, coded);
 }
 
 TEST(CodedPlaces, AnyDamageOfOnePlaceIsBorne) {

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "stoker/base/crc32c.h"
-#include "stoker/store/local/fsck.h"
 #include "stoker/testing/coded_lab.h"
 
 namespace stoker::coded {
@@ -56,9 +55,7 @@ void spoil(CodedWorld& world, const std::vector<FrameAt>& frames,
 }
 
 FsckReport check(CodedWorld& world, size_t k, size_t m) {
-  CodedOptions coded;
-  coded.files = false;
-  auto report = fsck_coded_store({k, m, world.paths()}, world.runtime().runtime(), {}, coded);
+  auto report = fsck(world, k, m);
   EXPECT_OK(report);
   return report ? *report : FsckReport();
 }

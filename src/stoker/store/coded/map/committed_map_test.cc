@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "stoker/store/coded/format/headers.h"
-#include "stoker/testing/store_harness.h"
+#include "stoker/testing/coded_lab.h"
 
 namespace stoker::coded {
 namespace {
@@ -14,22 +14,9 @@ constexpr size_t kRows = 16;
 constexpr uint32_t kSlots = 3;
 constexpr ShardSet kAll = 0b111111;
 
-Shape small_shape() {
-  Shape shape;
-  shape.k = 4;
-  shape.m = 2;
-  shape.shards = 6;
-  shape.chunk_bytes = kRows * kBlock;
-  shape.segment_bytes = 1 << 20;
-  shape.area_bytes = 1 << 20;
-  shape.segments = 4;
-  shape.slots = kSlots;
-  return shape;
-}
-
 class CodedMap : public ::testing::Test {
  protected:
-  CodedMap() : map_(small_shape(), ClassTree::shipped(), budget_, "coded(4+2, x)") {
+  CodedMap() : map_(small_shape(kSlots), ClassTree::shipped(), budget_, "coded(4+2, x)") {
     const auto map = map_.lock();
     map->epoch = 5;
     map->live = kAll;

@@ -5,23 +5,10 @@
 #include <vector>
 
 #include "stoker/store/coded/format/headers.h"
-#include "stoker/testing/store_harness.h"
+#include "stoker/testing/coded_lab.h"
 
 namespace stoker::coded {
 namespace {
-
-Shape cached_shape() {
-  Shape shape;
-  shape.k = 4;
-  shape.m = 2;
-  shape.shards = 6;
-  shape.chunk_bytes = 16 * kBlock;
-  shape.segment_bytes = 1 << 20;
-  shape.area_bytes = 1 << 20;
-  shape.segments = 4;
-  shape.slots = 64;
-  return shape;
-}
 
 class CodedHeaderCache : public ::testing::Test {
  protected:
@@ -50,7 +37,7 @@ class CodedHeaderCache : public ::testing::Test {
   }
   uint64_t counted() const { return budget_.used() / headers_bytes(shape_); }
 
-  const Shape shape_ = cached_shape();
+  const Shape shape_ = small_shape(64);
   Slots slots_{shape_};
   Budget budget_{16 * kRoom * headers_bytes(shape_)};
   HeaderCache cache_{shape_, budget_};

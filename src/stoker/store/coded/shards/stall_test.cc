@@ -11,7 +11,7 @@ namespace stoker::coded {
 namespace {
 
 constexpr size_t kStallChunk = 64 << 10;
-constexpr auto kStallLong = std::chrono::seconds(20);
+constexpr auto kPatience = std::chrono::seconds(20);
 
 class Stalled {
  public:
@@ -61,7 +61,7 @@ class Stalled {
   // Time passes until it is done.
   template <typename Done>
   bool await(Done done) {
-    const auto until = std::chrono::steady_clock::now() + kStallLong;
+    const auto until = std::chrono::steady_clock::now() + kPatience;
     while (!done() && std::chrono::steady_clock::now() < until) tick();
     return done();
   }
@@ -102,7 +102,7 @@ TEST(CodedStall, ABlockOfADiskThatStoppedAnsweringIsDecoded) {
   ASSERT_OK(late.wait());
   EXPECT_EQ(into, Bytes(content.begin(), content.begin() + 4096));
   const auto next = run.store().read("a", 8192, slice_of(into), {});
-  ASSERT_TRUE(next.wait_for(kStallLong)) << "no time passes: it is not asked again";
+  ASSERT_TRUE(next.wait_for(kPatience)) << "no time passes: it is not asked again";
   ASSERT_OK(next.wait());
   EXPECT_EQ(into, Bytes(content.begin() + 8192, content.begin() + 8192 + 4096));
   run.let_go(run.first_path());

@@ -87,9 +87,7 @@ class Scrubbed {
   }
   void close() { store_.reset(); }
   FsckReport fsck() {
-    CodedOptions coded;
-    coded.files = false;
-    auto report = fsck_coded_store({4, 2, world_.paths()}, world_.runtime().runtime(), {}, coded);
+    auto report = coded::fsck(world_, 4, 2);
     EXPECT_OK(report);
     return report ? *report : FsckReport();
   }
