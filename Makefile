@@ -24,7 +24,7 @@ SANITIZERS ?= asan-ubsan tsan
 # what they leave out, the lab among it; but for tests without threads, which the thread sanitizer need not see.
 WITHOUT_asan-ubsan := curm_test|curm_kill_test|shards_test
 THREADLESS := classes_test|codec_test|optim_test
-WITHOUT_tsan := $(THREADLESS)|coded_test|coded_checker_test|remote_test|testing_test|volumes_test|$(WITHOUT_asan-ubsan)
+WITHOUT_tsan := $(THREADLESS)|coded_test|coded_checker_test|replay_test|remote_test|testing_test|volumes_test|$(WITHOUT_asan-ubsan)
 
 # ccache then serves every checkout of this repository from one cache.
 export CCACHE_BASEDIR := $(CURDIR)

@@ -16,6 +16,8 @@ namespace stoker {
 namespace {
 
 constexpr KM kCodes[] = {{4, 2}, {6, 3}, {10, 4}};
+// under sanitizers the first one: the others take the same paths
+constexpr size_t kCodesHere = kLess == 1 ? std::size(kCodes) : 1;
 constexpr uint64_t kCases[] = {150, 90, 45};  // as many as take about as long
 constexpr uint64_t kSets[] = {1 + 6 + 15, 1 + 9 + 36 + 84, 1 + 14 + 91 + 364 + 1001};
 
@@ -78,7 +80,7 @@ TEST_P(CodedEnumeration, EveryCrashAndLossLeavesACommittedState) {
 
 INSTANTIATE_TEST_SUITE_P(States, CodedEnumeration,
                          ::testing::Combine(::testing::Range<size_t>(0, named_states().size()),
-                                            ::testing::Range<size_t>(0, std::size(kCodes))),
+                                            ::testing::Range<size_t>(0, kCodesHere)),
                          [](const ::testing::TestParamInfo<CodedEnumeration::ParamType>& test) {
                            const KM& code = kCodes[std::get<1>(test.param)];
                            return named_states()[std::get<0>(test.param)].name + "_" +

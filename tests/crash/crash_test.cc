@@ -363,7 +363,7 @@ TEST(Race, ReadsNeverSeeAnExtentThatIsReused) {
 // Random errors of the disk: whatever fails, what is read is right, and after reopening the state
 // is one that was committed.
 TEST(BadDisk, NeverReturnsWrongBytes) {
-  for (uint64_t seed = 1; seed <= 80 * soak_factor; ++seed) {
+  for (uint64_t seed = 1; seed <= 80 * soak_factor / kLess; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     Lab lab(small_volumes(seed), seed);

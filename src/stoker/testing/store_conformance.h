@@ -501,7 +501,8 @@ TEST_P(StoreConformance, AFullStoreSaysSoAndWorksAgainWhenSpaceIsMade) {
 
 TEST_P(StoreConformance, SpaceIsReusedForever) {
   if (store_->info().capacity_bytes == 0) GTEST_SKIP() << "it has no capacity of its own";
-  for (uint64_t round = 0; round < 40; ++round) {  // 320 MiB through a store of 64
+  const uint64_t rounds = kLess == 1 ? 40 : 16;
+  for (uint64_t round = 0; round < rounds; ++round) {  // 8 MiB each through a store of 64
     const Bytes bytes = pattern(8 * kMiB + 4097, round);
     put("object", bytes, round % 3 == 0 ? Durability::durable : Durability::deferred);
     if (round % 8 == 7) {
@@ -514,7 +515,9 @@ TEST_P(StoreConformance, SpaceIsReusedForever) {
 }
 
 TEST_P(StoreConformance, LargeObjectsAndEveryChunkSize) {
-  for (const uint32_t kib : {64, 68, 128, 256, 516, 1024, 4096, 8192}) {
+  std::vector<uint32_t> sizes = {64, 516, 8192};
+  if (kLess == 1) sizes.insert(sizes.end(), {68, 128, 256, 1024, 4096});
+  for (const uint32_t kib : sizes) {
     const auto chunk = static_cast<uint32_t>(kib * kKiB);
     Bytes bytes = pattern(20 * kMiB + 333, chunk);
     auto change = begin();
@@ -835,7 +838,8 @@ TEST_P(StoreConformance, ACopyIsAnObjectOfItsOwn) {
 TEST_P(StoreConformance, RandomOperationsAgreeWithTheModel) {
   if (store_->features().atomic != AtomicUnit::transaction)
     GTEST_SKIP() << "its atomic unit is the object";
-  std::vector<uint64_t> seeds = {1, 2, 3, std::random_device{}()};
+  std::vector<uint64_t> seeds = {1, std::random_device{}()};
+  if (kLess == 1) seeds.insert(seeds.end(), {2, 3});
   if (const int given = GTEST_FLAG_GET(random_seed); given != 0)
     seeds = {static_cast<uint64_t>(given)};
   for (const uint64_t seed : seeds) {
