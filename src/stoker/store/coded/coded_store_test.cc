@@ -7,6 +7,7 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -92,6 +93,68 @@ TEST_P(Counted, AReadWithoutMDisksReadsEachChunkThatIsLeftOnce) {
   EXPECT_EQ(read_all(*store, "a"), content);
   EXPECT_EQ(counters.read_bytes.get() - before, content.size());
   EXPECT_EQ(world.waits() - waits, 1U);
+}
+
+// What a first read in a stripe wants is on its way together with the headers of the stripe, and
+// counts where it is what they say.
+TEST_P(Counted, AFirstReadInAStripeWaitsOnceForHeadersAndBlocks) {
+  const auto [k, m] = GetParam();
+  CodedWorld world(quiet(k, m));
+  auto store = std::move(*world.open_small());
+  const Bytes content = put(*store, "a", k * 64 * kKiB, 1);
+  store.reset();
+  store = std::move(*world.open_small());
+  const IoCounters& counters = world.runtime().loop().counters();
+  const uint64_t before = counters.read_bytes.get();
+  for (const std::string& path : world.paths()) world.disk().hold_reads(path);
+  const auto held = [&] {
+    size_t reads = 0;
+    for (const std::string& path : world.paths()) reads += world.disk().held(path);
+    return reads;
+  };
+  Bytes chunk(64 * kKiB);
+  const auto read = store->read("a", chunk.size(), slice_of(chunk), {});
+  const auto begun = std::chrono::steady_clock::now();
+  while (held() < k + m + 1 && std::chrono::steady_clock::now() - begun < std::chrono::minutes(1))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(held(), k + m + 1);
+  for (const std::string& path : world.paths()) world.disk().let_go(path);
+  EXPECT_OK(read.wait());
+  EXPECT_TRUE(std::equal(chunk.begin(), chunk.end(), content.begin() + 64 * kKiB));
+  const uint64_t headers = (k + m) * header_bytes(store->shape());
+  EXPECT_EQ(counters.read_bytes.get() - before, headers + chunk.size());
+}
+
+// A block that is not what its header says is decoded there, too; and so are those of a disk that
+// fails.
+TEST(CodedStore, AFirstReadInAStripeBelievesNoBlockThatIsWrong) {
+  for (const bool fails : {false, true}) {
+    uint64_t decoded = 0;
+    for (size_t disk = 0; disk < 6; ++disk) {
+      CodedWorld world(quiet(4, 2));
+      auto store = std::move(*world.open_small());
+      const Bytes content = put(*store, "a", 300'000, 1);
+      const Shape shape = store->shape();
+      store.reset();
+      for (size_t slot = 0; slot < shape.slots; ++slot) {
+        const uint64_t at = shape.block_at(slot, 3);
+        if (fails) {
+          world.disk().spoil(world.paths()[disk], at);
+        } else {
+          world.disk().flip(world.paths()[disk], at + 5, 1);
+        }
+      }
+      store = std::move(*world.open_small());
+      EXPECT_EQ(read_all(*store, "a"), content) << fails;
+      decoded += store->health().decoded_blocks;
+    }
+    // that block of each of the five chunks; of a disk that fails, also what is read with it
+    if (fails) {
+      EXPECT_GE(decoded, 5U);
+    } else {
+      EXPECT_EQ(decoded, 5U);
+    }
+  }
 }
 
 // One block: staged on m, decided on 1 + m, blocks on 1 + m, pages on 1 + m. By delta it reads the

@@ -200,21 +200,26 @@ void encode_page(const Shape& shape, const StoreId& store, const HeaderPage& pag
   std::memcpy(out.data() + 4, &crc, 4);
 }
 
-std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, uint64_t stripe,
-                                      size_t chunk, size_t page, std::span<const std::byte> bytes) {
+std::optional<uint64_t> page_counter(const StoreId& store, uint64_t stripe, size_t chunk,
+                                     size_t page, std::span<const std::byte> bytes) {
   STOKER_CHECK(bytes.size() == kBlock);
   ByteReader in(bytes);
   if (in.get<uint32_t>() != kPageMagic || in.get<uint32_t>() != page_crc(bytes)) return {};
-  HeaderPage found;
-  found.stripe = in.get<uint64_t>();
-  found.counter = in.get<uint64_t>();
-  found.chunk = in.get<uint16_t>();
-  found.page = in.get<uint16_t>();
+  const bool its_stripe = in.get<uint64_t>() == stripe;
+  const auto counter = in.get<uint64_t>();
+  const bool its_place = in.get<uint16_t>() == chunk && in.get<uint16_t>() == page;
   const auto id = in.get_bytes(store.size());
-  if (found.stripe != stripe || found.chunk != chunk || found.page != page ||
-      std::memcmp(id.data(), store.data(), store.size()) != 0)
+  if (!its_stripe || !its_place || std::memcmp(id.data(), store.data(), store.size()) != 0)
     return {};
-  in.get_bytes(kPageHeadBytes - (kBlock - in.left()));
+  return counter;
+}
+
+std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, uint64_t stripe,
+                                      size_t chunk, size_t page, std::span<const std::byte> bytes) {
+  const auto counter = page_counter(store, stripe, chunk, page, bytes);
+  if (!counter) return {};
+  HeaderPage found{stripe, *counter, chunk, page, {}, {}};
+  ByteReader in(bytes.subspan(kPageHeadBytes));
   const size_t rows = std::min(shape.rows_per_page(), shape.rows() - page * shape.rows_per_page());
   chunk < shape.k ? found.data.reserve(rows) : found.parity.reserve(rows);
   for (size_t row = 0; row < rows; ++row) {

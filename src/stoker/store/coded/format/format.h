@@ -142,7 +142,10 @@ struct HeaderPage {
 };
 void encode_page(const Shape& shape, const StoreId& store, const HeaderPage& page,
                  std::span<std::byte> out);
-// None: no intact page of this store, stripe, chunk and page.
+// Of a copy: the higher one's counts. None: no intact page of this store, stripe, chunk and page.
+std::optional<uint64_t> page_counter(const StoreId& store, uint64_t stripe, size_t chunk,
+                                     size_t page, std::span<const std::byte> bytes);
+// Likewise.
 std::optional<HeaderPage> decode_page(const Shape& shape, const StoreId& store, uint64_t stripe,
                                       size_t chunk, size_t page, std::span<const std::byte> bytes);
 

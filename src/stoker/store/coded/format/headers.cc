@@ -16,13 +16,18 @@ void RawHeaders::take(const Shape& shape, const StoreId& store, uint64_t stripe,
                       std::span<const std::byte> pairs) {
   STOKER_CHECK(pairs.size() == header_bytes(shape) && position < shape.n());
   for (size_t page = 0; page < shape.pages(); ++page) {
-    std::optional<HeaderPage> newest;
+    std::optional<uint64_t> counter;
+    std::span<const std::byte> copy_of_it;
     for (size_t copy = 0; copy < 2; ++copy) {
-      auto found = decode_page(shape, store, stripe, position, page,
-                               pairs.subspan((2 * page + copy) * kBlock, kBlock));
-      if (found && (!newest || found->counter > newest->counter)) newest = std::move(found);
+      const auto bytes = pairs.subspan((2 * page + copy) * kBlock, kBlock);
+      const auto found = page_counter(store, stripe, position, page, bytes);
+      if (!found || (counter && *counter >= *found)) continue;
+      counter = found;
+      copy_of_it = bytes;
     }
-    if (!newest) continue;
+    if (!counter) continue;
+    auto newest = decode_page(shape, store, stripe, position, page, copy_of_it);
+    STOKER_CHECK(newest && newest->counter == *counter);
     counters[position * shape.pages() + page] = newest->counter;
     const size_t first = page * shape.rows_per_page();
     for (size_t i = 0; i < newest->data.size(); ++i) {

@@ -32,9 +32,11 @@ Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset,
 Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offset, Slice into,
                     Priority priority) {
   const uint64_t begin = align_down(offset, kBlock);
+  const uint64_t end = align_up(offset + into.size, kBlock);
   std::vector<StripePtr> pinned;
   HeaderPins pins(map_);
   std::vector<Run> runs;
+  std::set<uint64_t> ahead;  // stripes of which bases were read before their headers were known
   Grant grant;
   SparePiece scratch;
   for (;;) {
@@ -46,9 +48,8 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
     if (into.size == 0) return {};
     if (scratch.size() == 0) {
       map.unlock();
-      const uint64_t bytes = align_up(offset + into.size, kBlock) - begin;
-      STOKER_ASSIGN(grant, budget_.take(bytes, "a read of a coded store"));
-      scratch = spare_.take(bytes);
+      STOKER_ASSIGN(grant, budget_.take(end - begin, "a read of a coded store"));
+      scratch = spare_.take(end - begin);
       continue;
     }
     const size_t first = begin / shape_.stripe_bytes();
@@ -64,37 +65,41 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
       for (size_t i = first; i <= last && i < object->stripes.size(); ++i) {
         if (object->stripes[i]) pins.add(*map, object->stripes[i]);
       }
+      const std::vector<Run> bases = likely_bases(*map, *object, begin, end, scratch.data());
       map.unlock();
+      ShardBatch likely(shards_, priority);
+      for (const Run& run : bases)
+        likely.read(run.stripe->shards[run.chunk],
+                    shape_.block_at(run.stripe->slots[run.chunk], run.first),
+                    {run.into, run.count * kBlock, kLosableHeap});
+      likely.start();
       if (const auto failed = load_headers(unknown, priority); !failed.empty())
         return failed.begin()->second.with("'" + std::string(key) + "'");
+      (void)likely.finish();
+      for (const Run& run : bases) ahead.insert(run.stripe->id);
       continue;
     }
     if (wait) {
       map.wait();
       continue;
     }
-    for (uint64_t at = begin; at < offset + into.size;) {
-      const uint64_t in_stripe = at % shape_.stripe_bytes();
-      const size_t index = at / shape_.stripe_bytes();
-      const size_t row = in_stripe % shape_.chunk_bytes / kBlock;
-      const size_t count = std::min<uint64_t>(shape_.rows() - row,
-                                              (align_up(offset + into.size, kBlock) - at) / kBlock);
-      const StripePtr stripe = index < object->stripes.size() ? object->stripes[index] : nullptr;
-      std::byte* memory = scratch.data() + (at - begin);
-      if (stripe) {
-        plan_chunk(stripe, in_stripe / shape_.chunk_bytes, row, count, memory, runs);
-        HeaderCache::used(*stripe);
-        // a fold waits for those who read by these headers, and they for it
-        STOKER_CHECK(stripe->headers && !stripe->folding);
-        pinned.push_back(stripe);
-        ++stripe->readers;
-      } else {
-        std::memset(memory, 0, count * kBlock);
+    each_piece(*object, begin, end, scratch.data(), [&](const Run& piece) {
+      const StripePtr& stripe = piece.stripe;
+      if (!stripe) {
+        std::memset(piece.into, 0, piece.count * kBlock);
+        return;
       }
-      at += count * kBlock;
-    }
+      plan_chunk(stripe, piece.chunk, piece.first, piece.count, piece.into, runs);
+      HeaderCache::used(*stripe);
+      // a fold waits for those who read by these headers, and they for it
+      STOKER_CHECK(stripe->headers && !stripe->folding);
+      pinned.push_back(stripe);
+      ++stripe->readers;
+    });
     break;
   }
+  std::erase_if(runs,
+                [&](const Run& run) { return ahead.contains(run.stripe->id) && is_there(run); });
   const Status status = fetch(runs, priority);
   runs.clear();  // before a fold goes on: it waits for us to let the logs go
   {
@@ -113,6 +118,51 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
   if (!status) return status.error().with("'" + std::string(key) + "'");
   if (into.size > 0) std::memcpy(into.data, scratch.data() + (offset - begin), into.size);
   return {};
+}
+
+// What of it lies in one chunk each: `piece` says which rows, and where in `memory` they go. No
+// stripe: zeros.
+template <typename Take>
+void Reader::each_piece(const Object& object, uint64_t begin, uint64_t end, std::byte* memory,
+                        const Take& take) const {
+  for (uint64_t at = begin; at < end;) {
+    const uint64_t in_stripe = at % shape_.stripe_bytes();
+    const size_t index = at / shape_.stripe_bytes();
+    Run piece;
+    piece.stripe = index < object.stripes.size() ? object.stripes[index] : nullptr;
+    piece.chunk = in_stripe / shape_.chunk_bytes;
+    piece.first = in_stripe % shape_.chunk_bytes / kBlock;
+    piece.count = std::min<uint64_t>(shape_.rows() - piece.first, (end - at) / kBlock);
+    piece.into = memory + (at - begin);
+    at += piece.count * kBlock;
+    take(piece);
+  }
+}
+
+// Where the headers of a stripe are not known, and nothing of it is newer: its bases. To read them
+// while the headers come is to wait once, not twice.
+std::vector<Run> Reader::likely_bases(const MapState& map, const Object& object, uint64_t begin,
+                                      uint64_t end, std::byte* memory) const {
+  std::vector<Run> bases;
+  each_piece(object, begin, end, memory, [&](Run& piece) {
+    const StripePtr& stripe = piece.stripe;
+    if (!stripe || stripe->headers || !stripe->overlay.empty() || !stripe->overrides.empty() ||
+        !map.is_live(stripe->shards[piece.chunk]))
+      return;
+    piece.from = Run::From::base;
+    bases.push_back(std::move(piece));
+  });
+  return bases;
+}
+
+// Whether all its blocks stand in memory already, each as its CRC says.
+bool Reader::is_there(const Run& run) const {
+  if (run.from != Run::From::base) return false;
+  const std::vector<uint32_t> crcs = crcs_of(run);
+  for (size_t b = 0; b < crcs.size(); ++b) {
+    if (crc32c(run.into + b * kBlock, kBlock) != crcs[b]) return false;
+  }
+  return !crcs.empty();
 }
 
 // Where the newest bytes of these rows are, as runs; zeros are filled in at once.

@@ -108,6 +108,12 @@ class Reader {
   void load_ahead(std::span<const StripePtr> stripes, Priority priority);
 
  private:
+  template <typename Take>
+  void each_piece(const Object& object, uint64_t begin, uint64_t end, std::byte* memory,
+                  const Take& take) const;
+  std::vector<Run> likely_bases(const MapState& map, const Object& object, uint64_t begin,
+                                uint64_t end, std::byte* memory) const;
+  bool is_there(const Run& run) const;
   std::vector<uint32_t> crcs_of(const Run& run) const;
   std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops,
                             const ShardBatch& batch) const;

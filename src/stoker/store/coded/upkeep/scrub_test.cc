@@ -463,7 +463,7 @@ TEST(CodedScrub, AReaderThatWasLateBringsNoOldHeadersBack) {
     while (world.disk().held(path) == 0 &&
            std::chrono::steady_clock::now() - begun < std::chrono::minutes(1))
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    ASSERT_EQ(world.disk().held(path), 1U);
+    ASSERT_GE(world.disk().held(path), 1U);
     world.disk().fail_nth(Op::Kind::write, 1, EIO, path);  // nobody else asks it, then
     put(*store, "c", 8192, 5);
     ASSERT_EQ(store->health().troubles.size(), 1U);
