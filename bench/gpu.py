@@ -307,15 +307,18 @@ def markdown(found: dict[str, Any]) -> str:
         least, most = value["least"] / scale, value["most"] / scale
         return f"{value['median'] / scale:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
 
-    lines = ["| disk to GPU | op | block | depth | GB/s |", "|---|---|---|---|---|"]
-    for point in found["disk"]["points"]:
-        if point["way"] == "cufile" and found["disk"]["bounced_bytes"]:
-            continue  # they went through host memory after all
-        lines.append(
-            f"| {point['way']} | {point['op']} | {point['block_bytes'] >> 10} KiB |"
-            f" {point['depth']} | {point['bytes_per_second'] / 1e9:.2f} |"
-        )
-    lines += ["", "| copies of | way | Stoker GB/s | torch GB/s |", "|---|---|---|---|"]
+    lines: list[str] = []
+    if "disk" in found:
+        lines += ["| disk to GPU | op | block | depth | GB/s |", "|---|---|---|---|---|"]
+        for point in found["disk"]["points"]:
+            if point["way"] == "cufile" and found["disk"]["bounced_bytes"]:
+                continue  # they went through host memory after all
+            lines.append(
+                f"| {point['way']} | {point['op']} | {point['block_bytes'] >> 10} KiB |"
+                f" {point['depth']} | {point['bytes_per_second'] / 1e9:.2f} |"
+            )
+        lines.append("")
+    lines += ["| copies of | way | Stoker GB/s | torch GB/s |", "|---|---|---|---|"]
     rates = {(row["bytes"], row["way"], row["system"]): row for row in found["copies"]}
     for size, way in dict.fromkeys((size, way) for size, way, _ in rates):
         each = [of(rates[size, way, name]["rate"], 1e9, 1) for name in ("stoker", "torch")]
