@@ -86,9 +86,11 @@ TEST_P(Counted, AReadWithoutMDisksReadsEachChunkThatIsLeftOnce) {
   store.reset();
   for (size_t i = 0; i < m; ++i) world.disk().remove(world.paths()[i]);
   store = std::move(*world.open_small());
-  EXPECT_EQ(read_all(*store, "a"), content) << "and its headers are known from now on";
   const IoCounters& counters = world.runtime().loop().counters();
-  const uint64_t before = counters.read_bytes.get();
+  uint64_t before = counters.read_bytes.get();
+  EXPECT_EQ(read_all(*store, "a"), content) << "and its headers are known from now on";
+  EXPECT_EQ(counters.read_bytes.get() - before, content.size() + k * header_bytes(store->shape()));
+  before = counters.read_bytes.get();
   const uint64_t waits = world.waits();
   EXPECT_EQ(read_all(*store, "a"), content);
   EXPECT_EQ(counters.read_bytes.get() - before, content.size());

@@ -15,6 +15,8 @@
 namespace stoker::coded {
 namespace {
 
+constexpr uint64_t kStripesLikely = 2;  // of which bases are read before their headers are known
+
 Error no_object(std::string_view key) {
   return fail(Code::not_found, "there is no object '{}'", key);
 }
@@ -36,7 +38,7 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
   std::vector<StripePtr> pinned;
   HeaderPins pins(map_);
   std::vector<Run> runs;
-  std::set<uint64_t> ahead;  // stripes of which bases were read before their headers were known
+  std::set<ChunkAt> ahead;  // whose bases were read before the headers of their stripes were known
   Grant grant;
   SparePiece scratch;
   for (;;) {
@@ -76,7 +78,14 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
       if (const auto failed = load_headers(unknown, priority); !failed.empty())
         return failed.begin()->second.with("'" + std::string(key) + "'");
       (void)likely.finish();
-      for (const Run& run : bases) ahead.insert(run.stripe->id);
+      for (size_t i = 0; i < bases.size(); ++i) {
+        if (likely.ok(i)) ahead.emplace(bases[i].stripe->id, bases[i].chunk);
+      }
+      if (scratch.lost()) {  // into other memory, by headers that are known
+        ahead.clear();
+        scratch = SparePiece();
+        grant = Grant();
+      }
       continue;
     }
     if (wait) {
@@ -98,8 +107,9 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
     });
     break;
   }
-  std::erase_if(runs,
-                [&](const Run& run) { return ahead.contains(run.stripe->id) && is_there(run); });
+  std::erase_if(runs, [&](const Run& run) {
+    return ahead.contains({run.stripe->id, run.chunk}) && is_there(run);
+  });
   const Status status = fetch(runs, priority);
   runs.clear();  // before a fold goes on: it waits for us to let the logs go
   {
@@ -140,18 +150,22 @@ void Reader::each_piece(const Object& object, uint64_t begin, uint64_t end, std:
 }
 
 // Where the headers of a stripe are not known, and nothing of it is newer: its bases. To read them
-// while the headers come is to wait once, not twice.
+// while the headers come is to wait once, not twice. None of a stripe of which a disk is away: what
+// its rows take is read together. None of many stripes: there the headers are the smaller wait.
 std::vector<Run> Reader::likely_bases(const MapState& map, const Object& object, uint64_t begin,
                                       uint64_t end, std::byte* memory) const {
   std::vector<Run> bases;
+  if (end - begin > kStripesLikely * shape_.stripe_bytes()) return bases;
+  std::set<uint64_t> without_a_disk;
   each_piece(object, begin, end, memory, [&](Run& piece) {
     const StripePtr& stripe = piece.stripe;
-    if (!stripe || stripe->headers || !stripe->overlay.empty() || !stripe->overrides.empty() ||
-        !map.is_live(stripe->shards[piece.chunk]))
+    if (!stripe || stripe->headers || !stripe->overlay.empty() || !stripe->overrides.empty())
       return;
+    if (!map.is_live(stripe->shards[piece.chunk])) without_a_disk.insert(stripe->id);
     piece.from = Run::From::base;
     bases.push_back(std::move(piece));
   });
+  std::erase_if(bases, [&](const Run& run) { return without_a_disk.contains(run.stripe->id); });
   return bases;
 }
 
