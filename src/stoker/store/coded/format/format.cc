@@ -205,11 +205,13 @@ std::optional<uint64_t> page_counter(const StoreId& store, uint64_t stripe, size
   STOKER_CHECK(bytes.size() == kBlock);
   ByteReader in(bytes);
   if (in.get<uint32_t>() != kPageMagic || in.get<uint32_t>() != page_crc(bytes)) return {};
-  const bool its_stripe = in.get<uint64_t>() == stripe;
+  const auto of_stripe = in.get<uint64_t>();
   const auto counter = in.get<uint64_t>();
-  const bool its_place = in.get<uint16_t>() == chunk && in.get<uint16_t>() == page;
+  const auto of_chunk = in.get<uint16_t>();
+  const auto number = in.get<uint16_t>();
   const auto id = in.get_bytes(store.size());
-  if (!its_stripe || !its_place || std::memcmp(id.data(), store.data(), store.size()) != 0)
+  if (of_stripe != stripe || of_chunk != chunk || number != page ||
+      std::memcmp(id.data(), store.data(), store.size()) != 0)
     return {};
   return counter;
 }

@@ -17,16 +17,16 @@ void RawHeaders::take(const Shape& shape, const StoreId& store, uint64_t stripe,
   STOKER_CHECK(pairs.size() == header_bytes(shape) && position < shape.n());
   for (size_t page = 0; page < shape.pages(); ++page) {
     std::optional<uint64_t> counter;
-    std::span<const std::byte> copy_of_it;
+    std::span<const std::byte> newer;
     for (size_t copy = 0; copy < 2; ++copy) {
       const auto bytes = pairs.subspan((2 * page + copy) * kBlock, kBlock);
       const auto found = page_counter(store, stripe, position, page, bytes);
       if (!found || (counter && *counter >= *found)) continue;
       counter = found;
-      copy_of_it = bytes;
+      newer = bytes;
     }
     if (!counter) continue;
-    auto newest = decode_page(shape, store, stripe, position, page, copy_of_it);
+    auto newest = decode_page(shape, store, stripe, position, page, newer);
     if (!newest) continue;  // a disk that was given up wrote into it meanwhile
     counters[position * shape.pages() + page] = newest->counter;
     const size_t first = page * shape.rows_per_page();

@@ -77,7 +77,7 @@ Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offse
       likely.start();
       if (const auto failed = load_headers(unknown, priority); !failed.empty())
         return failed.begin()->second.with("'" + std::string(key) + "'");
-      (void)likely.finish();
+      (void)likely.finish();  // what failed of them is read where it is needed
       for (size_t i = 0; i < bases.size(); ++i) {
         if (likely.ok(i)) ahead.emplace(bases[i].stripe->id, bases[i].chunk);
       }
