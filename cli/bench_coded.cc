@@ -34,8 +34,8 @@ namespace fs = std::filesystem;
 using Time = std::chrono::steady_clock;
 
 constexpr size_t kShards = 9, kData = 6, kParities = 3;
-constexpr uint64_t kCommitBytes = 48 * kMiB;  // of a put, as `stoker put` does it: whole stripes
-constexpr uint64_t kPieceBytes = 8 * kMiB;    // of a read, as `stoker export` does it
+constexpr uint64_t kCommitBytes = kGiB;     // of a put, as `stoker put` does it
+constexpr uint64_t kPieceBytes = 8 * kMiB;  // of a read, as `stoker export` does it
 constexpr size_t kReadsAhead = 4;
 constexpr uint32_t kPlainDepth = 32;  // of direct I/O, in MiB
 constexpr size_t kMediumReads = 256;
@@ -73,7 +73,7 @@ constexpr const char* kUpdates = "updates";
 constexpr const char* kTraces = "traces";
 
 constexpr std::array<Measure, 6> kMeasures = {{
-    {"put", "put, 48 MiB a transaction; direct write and flush", 0.8, 1.5},
+    {"put", "put, 1 GiB a transaction; direct write and flush", 0.8, 1.5},
     {"read", "read, 8 MiB pieces, 4 ahead; direct read", 0.8, 1},
     {"read_without_m", "the same without 3 disks; direct read", 0.5, 1},
     {"read_1mib", "random reads of 1 MiB, one at a time; the same, direct", 0.8, 1},
@@ -210,7 +210,7 @@ Result<uint64_t> put(Store& store, const std::string& key, uint64_t bytes, Slice
     for (; at < end; at += kPieceBytes) {
       const size_t size = static_cast<size_t>(std::min(kPieceBytes, end - at));
       STOKER_TRY(change->resize(key, at + size));
-      STOKER_TRY(change->write(key, at, memory.sub(at % kCommitBytes, size)).wait());
+      STOKER_TRY(change->write(key, at, memory.sub(at % kMemoryBytes, size)).wait());
     }
     at = end;
     if (const auto done = change->commit(Durability::durable).wait(); !done) return done.error();
@@ -595,7 +595,7 @@ void print_table(const Json& json) {
 
 Status run(const CodedBenchArguments& arguments) {
   STOKER_ASSIGN(const uint64_t bytes, parse_bytes(arguments.size));
-  if (bytes < kCommitBytes || bytes % kPieceBytes != 0)
+  if (bytes < kMemoryBytes || bytes % kPieceBytes != 0)
     return fail(Code::invalid_argument, "--size is a multiple of 8 MiB, and 64 MiB at least");
   STOKER_ASSIGN(const auto owner, RuntimeOwner::make());
   STOKER_ASSIGN(const auto arena, Arena::make(kMemoryBytes, owner->budget()));

@@ -23,18 +23,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kPieceBytes = 8 * kMiB;  // read at a time
-// in one transaction: a coded store keeps what is not committed in memory
-constexpr size_t kCommitBytes = 64 * kMiB;
+constexpr size_t kPieceBytes = 8 * kMiB;    // read at a time
+constexpr size_t kCommitBytes = 64 * kMiB;  // in one transaction
+constexpr size_t kCodedCommitBytes = kGiB;  // likewise, to a coded store
+constexpr size_t kChunkBytesMin = 64 * kKiB, kChunkBytesMax = 8 * kMiB;  // of a coded store
+constexpr size_t kStripeNames = 256 * kKiB;  // that one transaction may have at least
 
-// Of the transactions of what does not fit one: as many bytes of whole stripes of a coded store, so
-// that none is written in two parts.
-Result<size_t> step_bytes(const std::string& store) {
-  STOKER_ASSIGN(const auto plan, coded_plan(store));
+// Of what does not fit one transaction. A coded store needs no memory for stripes that are written
+// whole, and its disks stand still while a commit ends. But it has to name the stripes, and has to
+// have room for them beside those that they take the place of. Steps of whole stripes: none is
+// written in two parts.
+Result<size_t> step_bytes(const std::string& name, const Store& store) {
+  STOKER_ASSIGN(const auto plan, coded_plan(name));
   if (!plan) return kCommitBytes;
-  const size_t largest = 8 * kMiB;  // a chunk
-  const size_t stripe = plan->k * (plan->k <= kCommitBytes / largest ? largest : kMiB);
-  return std::max<size_t>(1, kCommitBytes / stripe) * stripe;
+  const StoreInfo info = store.info();
+  const uint64_t free = info.capacity_bytes - std::min(info.capacity_bytes, info.used_bytes);
+  const uint64_t named = kStripeNames / (16 + 4 * (plan->k + plan->m)) * plan->k * kChunkBytesMin;
+  const uint64_t most = std::min<uint64_t>({kCodedCommitBytes, free / 2, named});
+  const size_t largest = plan->k * kChunkBytesMax;
+  const size_t stripe = largest <= kCommitBytes ? largest : plan->k * kMiB;
+  return std::max<size_t>(1, std::max<uint64_t>(kCommitBytes, most) / stripe) * stripe;
 }
 
 struct PutArguments {
@@ -146,7 +154,7 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
     return fail(Code::invalid_argument,
                 "'{}' has {} bytes, so nothing can be put at {}; give --at {} or less", key, size,
                 offset, size);
-  STOKER_ASSIGN(const size_t in_steps, step_bytes(arguments.store));
+  STOKER_ASSIGN(const size_t in_steps, step_bytes(arguments.store, store));
   const size_t step = file.bytes() > kCommitBytes ? in_steps : kCommitBytes;
   uint64_t total = 0;
   for (size_t staged = 0;;) {
@@ -248,9 +256,9 @@ void add_put(CLI::App& app, ExitStatus& status) {
   command->footer(
       "An object that is there already is replaced. Up to 64 MiB that is one transaction: after a "
       "crash the old object is there or the new one. What is larger\n"
-      "goes in steps of up to 64 MiB, and a crash leaves a beginning of it. `stoker export` is the "
-      "way "
-      "back. Exit status: 0 all is durable, 1 something failed.");
+      "goes in steps (of 64 MiB; in a coded store of up to 1 GiB), and a crash leaves a beginning "
+      "of "
+      "it. `stoker export` is the way back. Exit status: 0 all is durable, 1 something failed.");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) tell(status, done.error());
   });

@@ -169,7 +169,7 @@ class Transaction {
   // one to which they are not finds out by itself what nobody said. Being wrong costs speed only.
   virtual Status expect(std::string_view /*key*/, Class /*expected*/) { return {}; }
   // Sees the staged bytes, and the committed ones elsewhere; also after commit() was called, until
-  // destruction.
+  // destruction. What a later transaction has changed of them by then may be seen as it is now.
   virtual Future<void> read(std::string_view key, uint64_t offset, Slice into,
                             ReadOptions options = {}) = 0;
   // The commit fails with `conflict` unless the object has this tag then, or is kAbsent. It need

@@ -313,6 +313,28 @@ TEST_P(StoreConformance, ATransactionReadsItsOwnBytes) {
   EXPECT_EQ(into, expected) << "also after commit";
 }
 
+// Large enough that a store may have put some of it on its disks before.
+TEST_P(StoreConformance, ATransactionReadsALargeObjectOfItsOwn) {
+  if (!store_->features().update) GTEST_SKIP() << "it writes whole objects only";
+  Bytes expected = pattern(5 * kMiB + 4321, 1);
+  auto change = begin();
+  ASSERT_OK(change->resize("large", expected.size()));
+  ASSERT_OK(change->write("large", 0, slice_of(expected)).wait());
+  Bytes into(expected.size());
+  EXPECT_OK(change->read("large", 0, slice_of(into)).wait());
+  EXPECT_TRUE(into == expected);
+  Bytes over = pattern(70'000, 2);
+  ASSERT_OK(change->write("large", 123'456, slice_of(over)).wait());
+  std::memcpy(expected.data() + 123'456, over.data(), over.size());
+  EXPECT_OK(change->read("large", 0, slice_of(into)).wait());
+  EXPECT_TRUE(into == expected);
+  EXPECT_OK(change->commit(Durability::durable).wait());
+  EXPECT_OK(change->read("large", 0, slice_of(into)).wait());
+  EXPECT_TRUE(into == expected) << "also after commit";
+  change.reset();
+  EXPECT_TRUE(get("large") == expected);
+}
+
 TEST_P(StoreConformance, TheLastWriteOfARangeWinsWithinATransaction) {
   put("object", pattern(200'000, 1));
   const uint64_t used = store_->info().used_bytes;

@@ -226,7 +226,7 @@ TEST(CodedMemoryShare, HeadersTakeAShareOfTheCapHoweverMuchIsRead) {
   EXPECT_LE(budget.used() - used, share);
 }
 
-// Header pages wait for the VALs of their batch, up to 4 MiB of them: those of the commit that
+// Header pages wait for the VALs of their batch, up to 2 MiB of them: those of the commit that
 // brings more are written before it.
 TEST(CodedMemoryShare, ABatchKeepsFewHeaderPages) {
   CodedWorld world(quiet(1, 2));
@@ -236,7 +236,7 @@ TEST(CodedMemoryShare, ABatchKeepsFewHeaderPages) {
   made.chunk_bytes = 64 << 10;
   made.objects_max = 64;
   auto store = std::move(*world.open_coded(made));
-  constexpr size_t kStripes = 100;  // of 3 times 8 KiB of pages each
+  constexpr size_t kStripes = 50;  // of 3 times 8 KiB of pages each
   Bytes content = pattern(kStripes * made.chunk_bytes, 1);
   std::vector<std::unique_ptr<Transaction>> commits;
   for (const std::string key : {"a", "b"}) {

@@ -14,8 +14,9 @@
 namespace stoker::coded {
 namespace {
 
-constexpr size_t kFreshRows = 256;      // of a stripe that is written anew, in memory at once
-constexpr size_t kPagesMax = 4 * kMiB;  // of header pages that wait for the VALs
+constexpr size_t kFreshRows = 256;           // of a stripe that is written anew, in memory at once
+constexpr size_t kPagesMax = 2 * kMiB;       // of header pages that wait for the VALs
+constexpr size_t kPagesUnderWay = 6 * kMiB;  // or as many as one stripe has
 
 // An update of blocks in one chunk that changes no size: one VAL a shard says it all.
 bool is_update(const TransactionState& state) {
@@ -118,7 +119,7 @@ void Committer::commit(std::vector<CommitRequest> batch) {
     commit.stamp = make_stamp(epoch, next);
     STOKER_CHECK(number_of(commit.stamp) == next);
     prepare(commit, table_bytes);
-    if (commit.status) commit.status = bound_pages(commit, waiting);
+    if (commit.status) bound_pages(commit, waiting);
     if (commit.status) ++next;
   }
   std::vector<Prepared> going;
@@ -134,10 +135,12 @@ void Committer::commit(std::vector<CommitRequest> batch) {
       failed.emplace_back(commit.request, commit.status);
     }
   }
+  while (!pages_.empty()) finish_pages();
+  Status written = std::exchange(pages_failed_, {});
   if (!going.empty()) {
-    Status done = append_vals(going, touched);
-    if (done) done = append_commits(going);
-    if (done) {
+    if (written) written = append_vals(going, touched);
+    if (written) written = append_commits(going);
+    if (written) {
       flip(going);
     } else {
       // What of it is durable shows when the store is opened again; until then its numbers must not
@@ -145,8 +148,8 @@ void Committer::commit(std::vector<CommitRequest> batch) {
       const auto map = map_.lock();
       if (!map->refused)
         map->refused = fail(Code::read_only, "a commit failed half-way ({}): open the store again",
-                            done.error().what);
-      for (Prepared& commit : going) failed.emplace_back(commit.request, done);
+                            written.error().what);
+      for (Prepared& commit : going) failed.emplace_back(commit.request, written);
       going.clear();
     }
   }
@@ -180,6 +183,7 @@ void Committer::prepare(Prepared& commit, uint64_t& table_bytes) {
     commit.status = name_stripes(commit, state, table_bytes);
   }
   if (!commit.status) return;
+  state.under_way.clear();  // the stripes have them, or they are not wanted any more
   for (auto& [key, object] : state.objects) {
     commit.touched.push_back({key, object.made, object.announced,
                               object.stated ? std::optional(object.expected) : std::nullopt,
@@ -270,13 +274,11 @@ Headers Committer::plan_fresh(const Prepared& commit, const StagedStripe& staged
   const auto map = map_.lock();
   STOKER_CHECK(!staged.base || staged.base->headers);
   for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
-    const auto over = staged.chunks.find(chunk);
     for (size_t row = 0; row < shape_.rows(); ++row) {
       const size_t at = row * shape_.k + chunk;
       const bool old = staged.base && (staged.base->headers->versions[at] != 0 ||
                                        staged.base->overlay.contains(at));
-      const bool written = over != staged.chunks.end() && over->second.rows[row];
-      if (old || written) headers.versions[at] = commit.stamp;
+      if (old || staged.has(chunk, row)) headers.versions[at] = commit.stamp;
     }
   }
   return headers;
@@ -284,10 +286,10 @@ Headers Committer::plan_fresh(const Prepared& commit, const StagedStripe& staged
 
 // Old content where it is not overwritten, the new blocks, and their parity go into the slots of
 // the fresh stripe, some rows at a time.
-Status Committer::write_fresh(const Prepared& commit, const StagedStripe& staged,
+Status Committer::write_fresh(const Prepared& commit, StagedStripe& staged,
                               std::vector<LogSet::Beside>* later) {
   const Stripe& fresh = *staged.fresh;
-  STOKER_CHECK(!fresh.headers && fresh.readers == 0);  // it is in no object yet
+  STOKER_CHECK(fresh.readers == 0);  // it is in no object yet
   HeaderPins pins(map_);
   if (staged.base) pins.add(*map_.lock(), staged.base);
   if (staged.base) STOKER_TRY(reader_.load_headers(staged.base, Priority::write_back));
@@ -300,11 +302,14 @@ Status Committer::write_fresh(const Prepared& commit, const StagedStripe& staged
     joining =
         static_cast<size_t>(std::find(fresh.shards.begin(), fresh.shards.end(), *joining_.shard()) -
                             fresh.shards.begin());
+  if (staged.early) staged.early->finish();
+  const uint32_t written = staged.early ? staged.early->written() : 0;
+  const bool early = staged.early && (positions & ~written) == 0;
+  // One that was on its way before the shard began to join comes to it later, as what is older.
+  if (early && joining < shape_.n() && !is_set(written, joining)) joining = shape_.n();
   if (joining < shape_.n()) positions |= uint32_t{1} << joining;
   ShardSet failed = 0;
-  const bool early =
-      staged.early && staged.early->written(map_.lock()->epoch) && joining == shape_.n();
-  if (early) take_early(*staged.early, positions, headers);
+  if (early) staged.early->tell(headers, positions);
   for (size_t first = 0; first < shape_.rows() && !early;) {
     if (row_is_blank(shape_, headers, first)) {
       ++first;
@@ -339,24 +344,48 @@ Status Committer::write_fresh(const Prepared& commit, const StagedStripe& staged
   if (later != nullptr && joining == shape_.n()) {
     std::move(pages.begin(), pages.end(), std::back_inserter(*later));
     pages.clear();
-    if (later->size() * header_bytes(shape_) >= kPagesMax) pages.swap(*later);
+    if (later->size() * header_bytes(shape_) >= kPagesMax) start_pages(std::exchange(*later, {}));
   }
   STOKER_TRY(write_pages(pages, failed));
   if (joining < shape_.n() && (failed & joining_.set()) == 0) joining_.wrote(fresh.id);
+  staged.stands = std::exchange(staged.early, nullptr) != nullptr;
   const auto map = map_.lock();
   staged.fresh->headers = std::move(headers);
   return {};
 }
 
 // Header pages of a batch that are more than kPagesMax are written before its VALs.
-Status Committer::bound_pages(Prepared& commit, size_t& waiting) {
+void Committer::bound_pages(Prepared& commit, size_t& waiting) {
   const size_t bytes = commit.pages.size() * header_bytes(shape_);
   if (waiting + bytes < kPagesMax) {
     waiting += bytes;
-    return {};
+  } else {
+    start_pages(std::exchange(commit.pages, {}));
   }
-  ShardSet failed = 0;
-  return write_pages(std::exchange(commit.pages, {}), failed);
+}
+
+// The next ones are made while these are written.
+void Committer::start_pages(std::vector<LogSet::Beside> pages) {
+  size_t all = pages.size();
+  for (const auto& each : pages_) all += each->pages.size();
+  for (; !pages_.empty() && all * header_bytes(shape_) > kPagesUnderWay; finish_pages())
+    all -= pages_.front()->pages.size();
+  auto under_way = std::make_unique<PagesUnderWay>(shards_, std::move(pages));
+  for (const LogSet::Beside& page : under_way->pages)
+    under_way->batch.write(page.shard, page.offset, page.bytes.slice());
+  under_way->batch.start();
+  pages_.push_back(std::move(under_way));
+}
+
+// The oldest of those that are on their way. Whichever commit they are of: none goes on without
+// them.
+void Committer::finish_pages() {
+  const std::unique_ptr<PagesUnderWay> oldest = std::move(pages_.front());
+  pages_.pop_front();
+  const ShardSet failed = oldest->batch.finish();
+  if (failed == 0) return;
+  const Status dropped = logs_.drop_shards(failed, oldest->batch.why());
+  if (pages_failed_) pages_failed_ = dropped;
 }
 
 Status Committer::write_pages(const std::vector<LogSet::Beside>& pages, ShardSet& failed) {
@@ -365,17 +394,6 @@ Status Committer::write_pages(const std::vector<LogSet::Beside>& pages, ShardSet
   const ShardSet now = batch.run();
   failed |= now;
   return now == 0 ? Status() : logs_.drop_shards(now, batch.why());
-}
-
-// What a stripe that was written before its commit holds, as write_fresh_rows() tells it.
-void Committer::take_early(const EarlyStripe& early, uint32_t positions, Headers& headers) const {
-  for (size_t row = 0; row < shape_.rows(); ++row) {
-    for (size_t c = 0; c < shape_.n(); ++c) {
-      headers.crcs[row * shape_.n() + c] = early.crcs()[c * shape_.rows() + row];
-      if (c >= shape_.k && !is_set(positions, c))
-        headers.unsound[row * shape_.m + c - shape_.k] = true;
-    }
-  }
 }
 
 // The rows from `first` on that `memory` is for, unless it is lost() then. Of those in which
@@ -389,8 +407,14 @@ Status Committer::write_fresh_rows(const StagedStripe& staged, size_t first, con
     return memory.bytes.data() + (chunk * memory.rows + row - first) * kBlock;
   };
   std::memset(memory.bytes.data(), 0, shape_.k * memory.rows * kBlock);
+  if (staged.early) {
+    Status read =
+        staged.early->read_rows(first, memory.rows, memory.bytes.span(), Priority::write_back);
+    if (memory.bytes.lost()) return {};
+    if (!read) return read;
+  }
   std::vector<std::pair<size_t, size_t>> old;  // chunk, row
-  for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
+  for (size_t chunk = 0; chunk < shape_.k && !staged.early; ++chunk) {
     const auto over = staged.chunks.find(chunk);
     for (size_t row = first; row < rows_end; ++row) {
       if (over != staged.chunks.end() && over->second.rows[row]) {

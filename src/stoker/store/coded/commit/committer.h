@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -72,18 +73,26 @@ class Committer {
     std::vector<Touched> touched;
     Status status;
   };
+  // Header pages of fresh stripes.
+  struct PagesUnderWay {
+    PagesUnderWay(Shards& shards, std::vector<LogSet::Beside> all)
+        : pages(std::move(all)), batch(shards, Priority::write_back) {}
+    const std::vector<LogSet::Beside> pages;
+    ShardBatch batch;  // waits before they go
+  };
   Status make_room(size_t bytes);
   Status check_requirements(const TransactionState& state) const;
   void prepare(Prepared& commit, uint64_t& table_bytes);
   std::vector<StagedStripe*> write_better(Prepared& commit, TransactionState& state);
   Status name_stripes(Prepared& commit, const TransactionState& state, uint64_t& table_bytes) const;
   Result<Grant> take_frames(const std::vector<CommitRequest>& batch) const;
-  Status write_fresh(const Prepared& commit, const StagedStripe& staged,
+  Status write_fresh(const Prepared& commit, StagedStripe& staged,
                      std::vector<LogSet::Beside>* later);
-  Status bound_pages(Prepared& commit, size_t& waiting);
+  void bound_pages(Prepared& commit, size_t& waiting);
+  void start_pages(std::vector<LogSet::Beside> pages);
+  void finish_pages();
   Status write_pages(const std::vector<LogSet::Beside>& pages, ShardSet& failed);
   Headers plan_fresh(const Prepared& commit, const StagedStripe& staged) const;
-  void take_early(const EarlyStripe& early, uint32_t positions, Headers& headers) const;
   Status write_fresh_rows(const StagedStripe& staged, size_t first, const Scratch& memory,
                           uint32_t positions, Headers& headers, ShardSet& failed);
   Status append_vals(std::vector<Prepared>& commits, ShardSet& touched);
@@ -99,6 +108,9 @@ class Committer {
   const codec::ErasureCode& code_;
   Budget& budget_;
   Folder& folder_;
+  // Between commits there are none.
+  std::deque<std::unique_ptr<PagesUnderWay>> pages_;  // the oldest first
+  Status pages_failed_;                               // what became of the others
 };
 
 }  // namespace stoker::coded

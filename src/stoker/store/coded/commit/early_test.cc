@@ -220,6 +220,150 @@ TEST_F(CodedEarly, WhatFailedOnItsWayIsWrittenAgain) {
   EXPECT_EQ(read_all(*store_, "a"), content_);
 }
 
+// A store with room for much, in little memory.
+class CodedLargeTransaction : public ::testing::Test {
+ protected:
+  static constexpr size_t kStripes = 300;
+  static constexpr uint64_t kCap = 12 * kMiB;  // a third of it
+  static CodedWorldOptions options() {
+    CodedWorldOptions options = quiet(kK, kM);
+    options.budget_bytes = kCap;
+    return options;
+  }
+  static StoreOptions store_options() {
+    StoreOptions options;
+    options.create = true;
+    options.capacity_bytes = 2 * kStripes * kStripe;
+    options.chunk_bytes = kChunk;
+    return options;
+  }
+  CodedLargeTransaction() : world_(options()), content_(pattern(kStripes * kStripe, 3)) { open(); }
+  void open() { store_ = std::move(*world_.open_coded(store_options())); }
+  Budget& budget() { return world_.runtime().budget(); }
+  // All of it, not committed.
+  std::unique_ptr<Transaction> write() {
+    auto change = std::move(*store_->begin());
+    EXPECT_OK(change->resize("a", content_.size()));
+    EXPECT_OK(change->write("a", 0, slice_of(content_)).wait());
+    return change;
+  }
+  Bytes read(Transaction& change, size_t offset, size_t bytes) {
+    Bytes into(bytes);
+    EXPECT_OK(change.read("a", offset, slice_of(into)).wait());
+    return into;
+  }
+  Bytes part(size_t offset, size_t bytes) const {
+    const auto at = content_.begin() + static_cast<ptrdiff_t>(offset);
+    return {at, at + static_cast<ptrdiff_t>(bytes)};
+  }
+  // Piece by piece, within the cap.
+  Bytes read_all() {
+    Bytes all(content_.size());
+    for (size_t at = 0; at < all.size(); at += kStripe)
+      EXPECT_OK(store_->read("a", at, slice_of(all).sub(at, kStripe), {}).wait());
+    return all;
+  }
+  void change_bytes(Transaction& change, size_t offset, size_t bytes, uint64_t seed) {
+    Bytes other = pattern(bytes, seed);
+    std::copy(other.begin(), other.end(), content_.begin() + static_cast<ptrdiff_t>(offset));
+    ASSERT_OK(change.write("a", offset, slice_of(other)).wait());
+  }
+  CodedWorld world_;
+  std::unique_ptr<CodedStore> store_;
+  Bytes content_;
+};
+
+TEST_F(CodedLargeTransaction, NeedsNoMemoryForWhatIsOnTheDisks) {
+  ASSERT_GT(content_.size(), 3 * kCap);
+  world_.disk().start_recording();
+  auto change = write();
+  EXPECT_LT(budget().used(), kCap / 2);
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  EXPECT_EQ(chunks_written(world_.disk().stop_recording()), kStripes * kN);
+  EXPECT_TRUE(read(*change, kStripe - 777, 2 * kStripe) == part(kStripe - 777, 2 * kStripe));
+  change.reset();
+  EXPECT_TRUE(read_all() == content_);
+  store_.reset();
+  const auto report = fsck(world_, kK, kM);
+  ASSERT_TRUE(report);
+  EXPECT_TRUE(report->problems.empty()) << report->problems.front();
+  open();
+  EXPECT_TRUE(read_all() == content_);
+}
+
+TEST_F(CodedLargeTransaction, ReadsAndChangesWhatIsOnTheDisksAlready) {
+  auto change = write();
+  EXPECT_TRUE(read(*change, 0, 3 * kStripe) == part(0, 3 * kStripe));
+  EXPECT_TRUE(read(*change, kStripe + 777, 5000) == part(kStripe + 777, 5000));
+  change_bytes(*change, 1000, 5000, 8);                     // in one chunk
+  change_bytes(*change, 5 * kStripe - 100, 2 * kChunk, 9);  // in three
+  EXPECT_TRUE(read(*change, 0, 6 * kStripe) == part(0, 6 * kStripe));
+  // cut in the middle of a stripe, and grown: zeros
+  const size_t kept = (kStripes - 2) * kStripe + 5000;
+  ASSERT_OK(change->resize("a", kept));
+  ASSERT_OK(change->resize("a", content_.size()));
+  std::fill(content_.begin() + static_cast<ptrdiff_t>(kept), content_.end(), std::byte{0});
+  EXPECT_TRUE(read(*change, kept - 100, 2 * kChunk) == part(kept - 100, 2 * kChunk));
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  EXPECT_TRUE(read_all() == content_);
+}
+
+TEST_F(CodedLargeTransaction, GivesAllBackWhenItIsAbandoned) {
+  const uint64_t used = budget().used();
+  const uint64_t bytes = store_->info().used_bytes;
+  for (int i = 0; i < 4; ++i) write();
+  for (int i = 0; i < 1000 && store_->info().used_bytes != bytes; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(store_->info().used_bytes, bytes);
+  EXPECT_EQ(budget().used(), used);
+}
+
+// What the others have is not written again, whatever becomes of one disk meanwhile.
+TEST_F(CodedLargeTransaction, GoesOnWithoutADisk) {
+  const IoCounters& counters = world_.runtime().loop().counters();
+  const uint64_t all = counters.written_bytes.get() + kStripes * kN * kChunk;
+  auto change = write();
+  for (int i = 0; i < 1000 && counters.written_bytes.get() < all; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  world_.disk().fail_nth(Op::Kind::write, 1, EIO, world_.paths()[1]);
+  put(*store_, "b", 5000, 1);
+  ASSERT_EQ(store_->health().live.size(), kN - 1);
+  EXPECT_TRUE(read(*change, 0, 3 * kStripe) == part(0, 3 * kStripe));
+  world_.disk().start_recording();
+  ASSERT_OK(change->commit(Durability::durable).wait());
+  EXPECT_EQ(chunks_written(world_.disk().stop_recording()), 0U);
+  EXPECT_TRUE(read_all() == content_);
+}
+
+// A new disk that was not there when the blocks were written.
+TEST_F(CodedLargeTransaction, IsWrittenAgainWhereADiskCameMeanwhile) {
+  for (const size_t fresh : {0U, 1U, 2U}) {
+    store_.reset();
+    world_.disk().remove(world_.paths()[fresh]);
+    StoreOptions replacing = store_options();
+    replacing.replace = {world_.paths()[fresh]};
+    store_ = std::move(*world_.open_coded(replacing));
+    content_ = pattern(content_.size(), 20 + fresh);
+    auto change = write();
+    ASSERT_OK(store_->repair().wait());
+    ASSERT_EQ(store_->health().live.size(), kN);
+    ASSERT_OK(change->commit(Durability::durable).wait());
+    change.reset();
+    EXPECT_TRUE(read_all() == content_);
+    // each disk is needed where another is lost
+    for (const std::string& lost : world_.paths()) {
+      store_.reset();
+      const auto images = images_of(world_);
+      world_.disk().remove(lost);
+      open();
+      EXPECT_TRUE(read_all() == content_) << fresh << " " << lost;
+      store_.reset();
+      put_back(world_, images);
+      open();
+    }
+  }
+}
+
 TEST_F(CodedEarly, AnUpdateOfTwoHalvesReadsThemTogether) {
   ASSERT_OK(write_in_pieces(kStripe)->commit(Durability::durable).wait());
   const Counter& reads = world_.runtime().loop().counters().reads;

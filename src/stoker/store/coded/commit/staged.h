@@ -2,6 +2,7 @@
 // the stripes reserved for them.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,10 +27,18 @@ struct StagedStripe {
   StripePtr base;   // that it changes; null: none, all else is zeros
   StripePtr fresh;  // that takes its place; null: the changes go to the log
   std::map<size_t, StagedChunk> chunks;
-  size_t blocks = 0;  // staged
-  // Of a fresh one of which all is staged; ends before the chunks do.
-  std::unique_ptr<EarlyStripe> early = {};
+  std::vector<Grant> grants = {};  // for the blocks
+  size_t blocks = 0;               // staged
+  // Of a fresh one of which all is staged: it has the chunks.
+  std::shared_ptr<EarlyStripe> early = {};
   bool early_begun = false;
+  bool stands = false;  // the commit has written it all: it is read like what is committed
+
+  bool has(size_t position, size_t row) const {
+    if (early) return true;
+    const auto chunk = chunks.find(position);
+    return chunk != chunks.end() && chunk->second.rows[row];
+  }
 };
 
 struct StagedObject {
@@ -71,8 +80,8 @@ struct TransactionState {
   Requirements required;        // looked at when it commits
   bool done = false;            // committed or refused
   uint64_t log_bytes = 0;       // staged for the log
-  uint64_t early_bytes = 0;     // of parity, that was on its way before the commit
-  std::vector<Grant> grants;    // for the blocks
+  // On their way, the oldest first: they have memory to give back.
+  std::deque<std::shared_ptr<EarlyStripe>> under_way;
 };
 
 }  // namespace stoker::coded

@@ -47,7 +47,12 @@ bool Joining::choose() {
   }
   if (!best) return false;
   shard_ = best;
-  map_.lock()->headers.keep_all(true);
+  {
+    const auto map = map_.lock();
+    map->headers.keep_all(true);
+    map->joining = shard_bit(*best);
+    ++map->joinings[*best];
+  }
   log().info("the shard '{}' is being brought up to date", shards_[*best].path);
   return true;
 }
@@ -202,6 +207,7 @@ void Joining::end() {
   to_join_.clear();
   const auto map = map_.lock();
   map->headers.keep_all(false);
+  map->joining = 0;
   map->counts.doing = {};
 }
 

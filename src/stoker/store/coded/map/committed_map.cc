@@ -22,6 +22,13 @@ ObjectInfo MapState::info_of(std::string_view key, const Object& object) const {
   return info;
 }
 
+uint32_t MapState::positions_to_write(const Stripe& stripe) const {
+  uint32_t positions = 0;
+  for (size_t i = 0; i < stripe.shards.size(); ++i)
+    positions |= (to_write() & shard_bit(stripe.shards[i])) != 0 ? uint32_t{1} << i : 0;
+  return positions;
+}
+
 // Each of them has such a page (a fresh stripe gets all of them), so what it says is not known
 // until it is compared.
 uint32_t MapState::unread_positions(const Shape& shape, const Stripe& stripe) const {

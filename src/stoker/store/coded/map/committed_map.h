@@ -2,6 +2,7 @@
 // guards it. docs/formats/coded_store.md is the protocol.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -46,8 +47,10 @@ struct MapState {
   uint64_t epoch = 0;
   uint64_t next_id = 1;  // of stripes and folds, within the epoch
   ShardSet live = 0;
-  std::optional<Error> refused;  // why nothing is written any more
-  size_t abandoned = 0;          // transactions with blocks on their way
+  ShardSet joining = 0;  // the shard that is being brought up to date, or none
+  std::array<uint64_t, kShardsMax> joinings{};  // how often each of them began to be
+  std::optional<Error> refused;                 // why nothing is written any more
+  size_t abandoned = 0;                         // transactions with blocks on their way
   Health counts;
   // chunks of live shards with bad blocks, or pages that could not be read
   std::map<ChunkAt, std::weak_ptr<Stripe>> bad;
@@ -57,6 +60,9 @@ struct MapState {
   bool is_live(size_t shard) const { return (live & shard_bit(shard)) != 0; }
   Stamp take_id() { return make_stamp(epoch, next_id++); }
   ObjectInfo info_of(std::string_view key, const Object& object) const;
+  // Where what is new goes: to shards that are live, and to the one that is joining.
+  ShardSet to_write() const { return live | joining; }
+  uint32_t positions_to_write(const Stripe& stripe) const;
   // live chunks with a header page of which no copy could be read
   uint32_t unread_positions(const Shape& shape, const Stripe& stripe) const;
   // What is repaired first, the highest.

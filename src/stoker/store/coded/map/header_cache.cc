@@ -19,13 +19,16 @@ HeaderCache::HeaderCache(const Shape& shape, Budget& budget)
 void HeaderCache::admit(const StripePtr& stripe) {
   STOKER_CHECK(stripe->headers.has_value());
   stripe->headers_used = true;
-  if (!std::exchange(stripe->headers_cached, true)) ring_.push_back(stripe);
-  if (stripe->headers_grant.bytes() > 0) return;
+  if (!std::exchange(stripe->headers_cached, true)) {
+    ring_.push_back(stripe);
+  } else if (stripe->headers_grant.bytes() > 0) {
+    return;
+  }
   ++stripe->header_pins;  // it is not what goes
   const auto too_many = [this] { return ring_.size() * each_ > share_; };
   for (int i = 0; i < kEvictedAtOnce && too_many() && evict_one(); ++i) {
   }
-  while (!keep_all_ || !too_many()) {
+  while (stripe->headers_grant.bytes() == 0 && (!keep_all_ || !too_many())) {
     auto grant = budget_.take(each_, "the headers of stripes of a coded store");
     if (grant) stripe->headers_grant = std::move(*grant);
     if (grant || !evict_one()) break;

@@ -11,8 +11,10 @@
 namespace stoker::coded {
 namespace {
 
-constexpr uint64_t kEarlyShare = 8;  // of the cap: an eighth of it
+// Stripes on their way have an eighth of the cap at most, or one of them has more.
+constexpr uint64_t kEarlyShare = 8;
 constexpr uint64_t kEarlyBytes = 64 * kMiB;
+constexpr size_t kGrantBlocks = 256;
 
 Error no_object(std::string_view key) {
   return fail(Code::not_found, "there is no object '{}'", key);
@@ -28,7 +30,7 @@ StagedTransaction::~StagedTransaction() {
     for (const auto& [key, object] : state_->objects) STOKER_CHECK(map->owned.erase(key) == 1);
   }
   // Who abandons it does not wait for what is on its way.
-  if (state_->early_bytes > 0) abandon();
+  if (!state_->under_way.empty()) abandon();
 }
 
 // Its memory and its slots are free when what is on its way has ended.
@@ -137,10 +139,8 @@ bool StagedTransaction::reads_as_zeros(const StagedObject& object, size_t index,
   const Shape& shape = shape_;
   if (object.base_stripe(index, shape.stripe_bytes())) return false;
   const auto stripe = object.stripes.find(index);
-  if (stripe == object.stripes.end()) return true;
-  const auto chunk = stripe->second.chunks.find(in_stripe / shape.chunk_bytes);
-  return chunk == stripe->second.chunks.end() ||
-         !chunk->second.rows[in_stripe % shape.chunk_bytes / kBlock];
+  return stripe == object.stripes.end() ||
+         !stripe->second.has(in_stripe / shape.chunk_bytes, in_stripe % shape.chunk_bytes / kBlock);
 }
 
 Status StagedTransaction::require(std::string_view key, std::string_view tag) {
@@ -163,12 +163,28 @@ Future<void> StagedTransaction::write(std::string_view key, uint64_t offset, Sli
                   offset, offset + from.size, key, object->bytes);
     }
     object->wrote(offset, from.size);
-    STOKER_TRY(write_locked(key, *object, offset, from, priority));
-    start_full(*object, offset, from.size);
+    STOKER_TRY(read_halves(key, *object, offset, from.size, priority));
+    for (size_t moved = 0; moved < from.size;) {
+      const uint64_t at = offset + moved;
+      const size_t piece =
+          std::min<uint64_t>(shape_.stripe_bytes() - at % shape_.stripe_bytes(), from.size - moved);
+      STOKER_TRY(write_locked(key, *object, at, from.sub(moved, piece), priority));
+      start_full(*object, at + piece);
+      moved += piece;
+    }
     return {};
   }();
+  halves_.size = 0;
   if (!status && !state_->failed && !state_->done) state_->failed = status.error();
   return status;
+}
+
+// What was removed again may be on its way to its slots.
+Result<StripePtr> StagedTransaction::make_stripe(Class expected) {
+  auto stripe = map_.make_stripe(expected);
+  if (stripe || state_->under_way.empty()) return stripe;
+  while (!state_->under_way.empty()) finish_oldest();
+  return map_.make_stripe(expected);
 }
 
 Result<StagedStripe*> StagedTransaction::stage_stripe(StagedObject& object, size_t index) {
@@ -176,7 +192,7 @@ Result<StagedStripe*> StagedTransaction::stage_stripe(StagedObject& object, size
   StagedStripe stripe;
   stripe.base = object.base_stripe(index, shape_.stripe_bytes());
   if (!stripe.base) {
-    STOKER_ASSIGN(stripe.fresh, map_.make_stripe(object.expected));
+    STOKER_ASSIGN(stripe.fresh, make_stripe(object.expected));
   }
   return &object.stripes.emplace(index, std::move(stripe)).first->second;
 }
@@ -184,18 +200,16 @@ Result<StagedStripe*> StagedTransaction::stage_stripe(StagedObject& object, size
 Status StagedTransaction::write_locked(std::string_view key, StagedObject& object, uint64_t offset,
                                        Slice from, Priority priority) {
   const Shape& shape = shape_;
-  STOKER_TRY(read_halves(key, object, offset, from.size, priority));
   for (size_t moved = 0; moved < from.size;) {
     const uint64_t at = offset + moved;
     const size_t index = at / shape.stripe_bytes();
     const uint64_t in_stripe = at % shape.stripe_bytes();
-    const size_t piece = std::min<uint64_t>(kBlock - at % kBlock, from.size - moved);
+    const size_t piece =
+        std::min<uint64_t>(shape.chunk_bytes - at % shape.chunk_bytes, from.size - moved);
     STOKER_ASSIGN(StagedStripe * stripe, stage_stripe(object, index));
     const size_t before = stripe->blocks;
-    if (at % shape.chunk_bytes == 0 && from.size - moved >= shape.chunk_bytes)
-      stage_chunk(*stripe, in_stripe / shape.chunk_bytes, true);
     if (const Status staged =
-            stage_block(object, *stripe, index, in_stripe, from.sub(moved, piece), priority);
+            stage(object, *stripe, index, in_stripe, from.sub(moved, piece), priority);
         !staged)
       return staged.error().with("'" + std::string(key) + "'");
     STOKER_CHECK(stripe->blocks >= before && stripe->blocks <= shape.k * shape.rows());
@@ -205,7 +219,7 @@ Status StagedTransaction::write_locked(std::string_view key, StagedObject& objec
       // do so with others; they have their room in the log.)
       if (2 * stripe->blocks > shape.k * shape.rows() ||
           state_->log_bytes > shape.segment_bytes / 4) {
-        STOKER_ASSIGN(stripe->fresh, map_.make_stripe(object.expected));
+        STOKER_ASSIGN(stripe->fresh, make_stripe(object.expected));
         STOKER_CHECK(state_->log_bytes >= stripe->blocks * kBlock);
         state_->log_bytes -= stripe->blocks * kBlock;
       }
@@ -232,56 +246,79 @@ Status StagedTransaction::read_halves(std::string_view key, const StagedObject& 
   return {};
 }
 
-// Once a stripe: what is written over and over is not worth it. Not before its last block has come
-// to its end.
-void StagedTransaction::start_full(StagedObject& object, uint64_t offset, size_t bytes) {
-  const Shape& shape = shape_;
-  const uint64_t end = offset + bytes;
-  for (uint64_t at = align_down(offset, shape.stripe_bytes()); at < end;
-       at += shape.stripe_bytes()) {
-    const auto staged = object.stripes.find(at / shape.stripe_bytes());
-    if (staged == object.stripes.end() || !staged->second.fresh ||
-        staged->second.blocks != shape.k * shape.rows())
-      continue;
-    const bool whole = end >= at + shape.stripe_bytes() || end % kBlock == 0;
-    if (whole && !std::exchange(staged->second.early_begun, true)) start_early(staged->second);
+// Of the stripe in which a write ended here. Once: what is written over and over is not worth it.
+// Not before its last block has come to its end.
+void StagedTransaction::start_full(StagedObject& object, uint64_t end) {
+  const auto staged = object.stripes.find((end - 1) / shape_.stripe_bytes());
+  if (staged == object.stripes.end() || end % kBlock != 0) return;
+  StagedStripe& stripe = staged->second;
+  if (stripe.fresh && stripe.blocks == shape_.k * shape_.rows() &&
+      !std::exchange(stripe.early_begun, true))
+    start_early(stripe);
+}
+
+// All of the stripe is there: its blocks need not wait for the commit, nor stay in memory until
+// then. So whoever writes more than the disks take waits here for the oldest on its way.
+void StagedTransaction::start_early(StagedStripe& stripe) {
+  const Budget& budget = parts_.budget;
+  const uint64_t parity = EarlyStripe::parity_bytes(shape_);
+  auto& under_way = state_->under_way;
+  std::erase_if(under_way, [](const auto& early) { return early->settle(); });
+  uint64_t held = 0;
+  for (const auto& early : under_way) held += early->held_bytes();
+  const uint64_t more = shape_.n() * shape_.chunk_bytes;
+  while (held > 0 && held + more > std::min(kEarlyBytes, budget.cap() / kEarlyShare)) {
+    held -= under_way.front()->held_bytes();
+    finish_oldest();
+  }
+  auto for_parity = take(parity, "writing a stripe of a coded store");
+  auto for_headers = take(headers_bytes(shape_), "the headers of a stripe of a coded store");
+  if (!for_parity || !for_headers) return;  // it waits for the commit
+  STOKER_CHECK(stripe.fresh && !stripe.early && stripe.chunks.size() == shape_.k);
+  EarlyBlocks blocks;
+  for (auto& [position, chunk] : stripe.chunks) blocks.chunks.push_back(std::move(chunk.bytes));
+  blocks.grants = std::move(stripe.grants);
+  stripe.grants.clear();
+  stripe.chunks.clear();
+  stripe.early = std::make_shared<EarlyStripe>(
+      EarlyParts{map_, parts_.shards, reader_, parts_.code, parts_.pool, parts_.spare},
+      stripe.fresh, std::move(blocks), std::move(*for_parity), std::move(*for_headers));
+  under_way.push_back(stripe.early);
+}
+
+void StagedTransaction::finish_oldest() {
+  state_->under_way.front()->finish();
+  state_->under_way.pop_front();
+}
+
+// From the cap. What is on its way gives its memory back, and so does what was abandoned.
+Result<Grant> StagedTransaction::take(uint64_t bytes, std::string_view who) {
+  for (bool last = false;;) {
+    auto grant = parts_.budget.take(bytes, who);
+    if (grant || last) return grant;
+    if (state_->under_way.empty()) {
+      last = true;
+      if (!map_.await_abandoned()) return grant;
+    } else {
+      finish_oldest();
+    }
   }
 }
 
-// All of the stripe is there: its blocks need not wait for the commit. An eighth of the cap is for
-// their parity at most, and what finds no room waits for the commit after all.
-void StagedTransaction::start_early(StagedStripe& stripe) {
-  const uint64_t bytes = EarlyStripe::parity_bytes(shape_);
-  const Budget& budget = parts_.budget;
-  if (bytes > budget.cap() / kEarlyShare) return;
-  uint64_t held = 0;
-  for (auto& [key, object] : state_->objects) {
-    for (auto& [index, other] : object.stripes) {
-      if (!other.early) continue;
-      other.early->settle();
-      held += other.early->held_bytes();
-    }
+// What is on its way, or on the disks by now, is staged again: it is about to change.
+Status StagedTransaction::take_back(StagedStripe& stripe, Priority priority) {
+  Grant memory;
+  if (!stripe.early->in_memory()) {
+    STOKER_ASSIGN(memory, take(shape_.k * shape_.chunk_bytes,
+                               "a stripe of a transaction that is written once more"));
   }
-  if (held + bytes > std::min(kEarlyBytes, budget.cap() / kEarlyShare)) return;
-  auto grant = parts_.budget.take(bytes, "writing a stripe of a coded store");
-  if (!grant) return;
-  STOKER_CHECK(stripe.fresh && !stripe.early && stripe.chunks.size() == shape_.k);
-  std::vector<Slice> data;
-  // a piece that was used before may be larger
-  for (const auto& [position, chunk] : stripe.chunks)
-    data.push_back(chunk.bytes.slice().sub(0, shape_.chunk_bytes));
-  uint64_t epoch = 0;
-  uint32_t positions = 0;
-  {
-    const auto map = map_.lock();
-    epoch = map->epoch;
-    for (size_t c = 0; c < shape_.n(); ++c)
-      positions |= (map->live & shard_bit(stripe.fresh->shards[c])) != 0 ? uint32_t{1} << c : 0;
-  }
-  state_->early_bytes += bytes;
-  stripe.early = std::make_unique<EarlyStripe>(
-      EarlyParts{parts_.shards, parts_.code, parts_.pool, parts_.spare}, stripe.fresh,
-      std::move(data), positions, epoch, std::move(*grant));
+  STOKER_ASSIGN(EarlyBlocks blocks, stripe.early->take_back(std::move(memory), priority));
+  std::erase(state_->under_way, stripe.early);
+  stripe.early.reset();
+  stripe.grants = std::move(blocks.grants);
+  for (size_t c = 0; c < shape_.k; ++c)
+    stripe.chunks[c] = {std::move(blocks.chunks[c]), std::vector<bool>(shape_.rows(), true)};
+  return {};
 }
 
 // `whole`: all of it is about to come.
@@ -294,34 +331,42 @@ StagedChunk& StagedTransaction::stage_chunk(StagedStripe& stripe, size_t positio
   return chunk;
 }
 
-// At most one block. A part of one is merged with what was there.
-Status StagedTransaction::stage_block(const StagedObject& object, StagedStripe& stripe,
-                                      size_t index, uint64_t in_stripe, Slice from,
-                                      Priority priority) {
+// Inside of one chunk. A part of a block is merged with what was there.
+Status StagedTransaction::stage(const StagedObject& object, StagedStripe& stripe, size_t index,
+                                uint64_t in_stripe, Slice from, Priority priority) {
   const Shape& shape = shape_;
-  STOKER_CHECK(in_stripe < shape.stripe_bytes() && in_stripe % kBlock + from.size <= kBlock);
-  stripe.early.reset();  // it has what is about to change
-  StagedChunk& chunk = stage_chunk(stripe, in_stripe / shape.chunk_bytes, false);
   const size_t in_chunk = in_stripe % shape.chunk_bytes;
-  const size_t row = in_chunk / kBlock;
-  std::byte* block = chunk.bytes.data() + row * kBlock;
-  if (!chunk.rows[row]) {
-    if (state_->grants.empty() || stripe.blocks % 256 == 0) {
-      const auto take = [&] {
-        return parts_.budget.take(std::min<uint64_t>(256 * kBlock, shape.stripe_bytes()),
-                                  "what a transaction of a coded store has written");
-      };
-      auto grant = take();
-      if (!grant && map_.await_abandoned()) grant = take();
-      if (!grant) return grant.error();
-      state_->grants.push_back(std::move(*grant));
+  const size_t end = in_chunk + from.size;
+  STOKER_CHECK(in_stripe < shape.stripe_bytes() && end <= shape.chunk_bytes);
+  if (stripe.early) STOKER_TRY(take_back(stripe, priority));
+  StagedChunk& chunk =
+      stage_chunk(stripe, in_stripe / shape.chunk_bytes, from.size == shape.chunk_bytes);
+  Status status;
+  size_t staged = in_chunk;  // up to here its blocks have their room
+  while (staged < end) {
+    const size_t row = staged / kBlock;
+    const size_t next = std::min((row + 1) * kBlock, end);
+    if (!chunk.rows[row]) {
+      status = room_for_block(stripe);
+      if (status && next - staged < kBlock)
+        status =
+            old_block(object, stripe, index, in_stripe / shape.chunk_bytes * shape.rows() + row,
+                      chunk.bytes.data() + row * kBlock, priority);
+      if (!status) break;
+      chunk.rows[row] = true;
+      ++stripe.blocks;
     }
-    if (from.size < kBlock)
-      STOKER_TRY(old_block(object, stripe, index, in_stripe / kBlock, block, priority));
-    chunk.rows[row] = true;
-    ++stripe.blocks;
+    staged = next;
   }
-  if (from.size > 0) std::memcpy(block + in_chunk % kBlock, from.data, from.size);
+  if (staged > in_chunk) std::memcpy(chunk.bytes.data() + in_chunk, from.data, staged - in_chunk);
+  return status;
+}
+
+Status StagedTransaction::room_for_block(StagedStripe& stripe) {
+  if (stripe.blocks % kGrantBlocks != 0) return {};
+  STOKER_ASSIGN(Grant grant, take(std::min<uint64_t>(kGrantBlocks * kBlock, shape_.stripe_bytes()),
+                                  "what a transaction of a coded store has written"));
+  stripe.grants.push_back(std::move(grant));
   return {};
 }
 
@@ -372,7 +417,7 @@ Future<void> StagedTransaction::read(std::string_view key, uint64_t offset, Slic
   MutexLock lock(state_->mutex);
   const auto at = state_->objects.find(key);
   if (at == state_->objects.end()) return parts_.store.read(key, offset, into, options);
-  const StagedObject& object = at->second;
+  StagedObject& object = at->second;
   if (!object.exists) return no_object(key);
   if (offset > object.bytes || into.size > object.bytes - offset) {
     return fail(Code::invalid_argument, "bytes {} to {} are beyond the end of '{}', which has {}",
@@ -382,8 +427,8 @@ Future<void> StagedTransaction::read(std::string_view key, uint64_t offset, Slic
 }
 
 // The committed bytes that the transaction kept, then over them its own.
-Status StagedTransaction::read_locked(std::string_view key, const StagedObject& object,
-                                      uint64_t offset, Slice into, Priority priority) {
+Status StagedTransaction::read_locked(std::string_view key, StagedObject& object, uint64_t offset,
+                                      Slice into, Priority priority) {
   const Shape& shape = shape_;
   const uint64_t kept = object.base && !object.made && object.kept > offset
                             ? std::min<uint64_t>(object.kept - offset, into.size)
@@ -391,15 +436,46 @@ Status StagedTransaction::read_locked(std::string_view key, const StagedObject& 
   if (kept > 0) STOKER_TRY(reader_.read(key, object.base, offset, into.sub(0, kept), priority));
   if (into.size > kept) std::memset(into.data + kept, 0, into.size - kept);
   for (uint64_t at = offset; at < offset + into.size;) {
-    const size_t piece = std::min<uint64_t>(kBlock - at % kBlock, offset + into.size - at);
-    const auto stripe = object.stripes.find(at / shape.stripe_bytes());
     const uint64_t in_stripe = at % shape.stripe_bytes();
-    if (stripe != object.stripes.end()) {
-      const auto chunk = stripe->second.chunks.find(in_stripe / shape.chunk_bytes);
-      const size_t in_chunk = in_stripe % shape.chunk_bytes;
-      if (chunk != stripe->second.chunks.end() && chunk->second.rows[in_chunk / kBlock])
-        std::memcpy(into.data + (at - offset), chunk->second.bytes.data() + in_chunk, piece);
-    }
+    const size_t piece =
+        std::min<uint64_t>(shape.chunk_bytes - at % shape.chunk_bytes, offset + into.size - at);
+    const auto stripe = object.stripes.find(at / shape.stripe_bytes());
+    if (stripe != object.stripes.end())
+      STOKER_TRY(read_staged(stripe->second, in_stripe, into.sub(at - offset, piece), priority));
+    at += piece;
+  }
+  return {};
+}
+
+// Inside of one chunk, over what is there: what is staged of it.
+Status StagedTransaction::read_staged(StagedStripe& stripe, uint64_t in_stripe, Slice into,
+                                      Priority priority) {
+  const size_t position = in_stripe / shape_.chunk_bytes;
+  const size_t in_chunk = in_stripe % shape_.chunk_bytes;
+  const size_t end = in_chunk + into.size;
+  if (stripe.early) {
+    const size_t first = in_chunk / kBlock;
+    const size_t count = align_up(end, kBlock) / kBlock - first;
+    STOKER_ASSIGN(const Grant memory,
+                  take(count * kBlock, "reading what a transaction has written"));
+    const SparePiece blocks = parts_.spare.take(count * kBlock);
+    STOKER_TRY(stripe.early->read(position, first, count, blocks.data(), priority));
+    std::memcpy(into.data, blocks.data() + in_chunk % kBlock, into.size);
+    return {};
+  }
+  if (stripe.stands) {
+    const auto alone = std::make_shared<Object>();
+    alone->bytes = shape_.stripe_bytes();
+    alone->chunk_bytes = shape_.chunk_bytes;
+    alone->stripes.push_back(stripe.fresh);
+    return reader_.read("", alone, in_stripe, into, priority);
+  }
+  const auto chunk = stripe.chunks.find(position);
+  if (chunk == stripe.chunks.end()) return {};
+  for (size_t at = in_chunk; at < end;) {
+    const size_t piece = std::min<size_t>(kBlock - at % kBlock, end - at);
+    if (chunk->second.rows[at / kBlock])
+      std::memcpy(into.data + (at - in_chunk), chunk->second.bytes.data() + at, piece);
     at += piece;
   }
   return {};

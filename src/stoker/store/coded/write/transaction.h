@@ -57,20 +57,26 @@ class StagedTransaction final : public Transaction {
   Result<StagedObject*> own(std::string_view key);
   Status write_locked(std::string_view key, StagedObject& object, uint64_t offset, Slice from,
                       Priority priority);
+  Result<StripePtr> make_stripe(Class expected);
   Result<StagedStripe*> stage_stripe(StagedObject& object, size_t index);
   Status read_halves(std::string_view key, const StagedObject& object, uint64_t offset,
                      size_t bytes, Priority priority);
-  void start_full(StagedObject& object, uint64_t offset, size_t bytes);
+  void start_full(StagedObject& object, uint64_t end);
   void start_early(StagedStripe& stripe);
+  void finish_oldest();
+  Result<Grant> take(uint64_t bytes, std::string_view who);
+  Status take_back(StagedStripe& stripe, Priority priority);
   StagedChunk& stage_chunk(StagedStripe& stripe, size_t position, bool whole);
-  Status stage_block(const StagedObject& object, StagedStripe& stripe, size_t index,
-                     uint64_t in_stripe, Slice from, Priority priority);
+  Status stage(const StagedObject& object, StagedStripe& stripe, size_t index, uint64_t in_stripe,
+               Slice from, Priority priority);
+  Status room_for_block(StagedStripe& stripe);
   Status old_block(const StagedObject& object, const StagedStripe& stripe, size_t index,
                    size_t block, std::byte* into, Priority priority);
   Status zero_to(std::string_view key, StagedObject& object, uint64_t from, uint64_t to);
   bool reads_as_zeros(const StagedObject& object, size_t index, uint64_t in_stripe) const;
-  Status read_locked(std::string_view key, const StagedObject& object, uint64_t offset, Slice into,
+  Status read_locked(std::string_view key, StagedObject& object, uint64_t offset, Slice into,
                      Priority priority);
+  Status read_staged(StagedStripe& stripe, uint64_t in_stripe, Slice into, Priority priority);
 
   // Two blocks of the object that is being written, as they were; size 0: none.
   struct Halves {
