@@ -36,7 +36,7 @@ using Time = std::chrono::steady_clock;
 constexpr size_t kShards = 9, kData = 6, kParities = 3;
 constexpr uint64_t kCommitBytes = kGiB;     // of a put, as `stoker put` does it
 constexpr uint64_t kPieceBytes = 8 * kMiB;  // of a read, as `stoker export` does it
-constexpr size_t kReadsAhead = 4;
+constexpr size_t kReadsAhead = 8;
 constexpr uint32_t kPlainDepth = 32;  // of direct I/O, in MiB
 constexpr size_t kMediumReads = 256;
 constexpr uint64_t kMemoryBytes = 64 * kMiB;
@@ -74,7 +74,7 @@ constexpr const char* kTraces = "traces";
 
 constexpr std::array<Measure, 6> kMeasures = {{
     {"put", "put, 1 GiB a transaction; direct write and flush", 0.8, 1.5},
-    {"read", "read, 8 MiB pieces, 4 ahead; direct read", 0.8, 1},
+    {"read", "read, 8 MiB pieces, 8 ahead; direct read", 0.8, 1},
     {"read_without_m", "the same without 3 disks; direct read", 0.5, 1},
     {"read_1mib", "random reads of 1 MiB, one at a time; the same, direct", 0.8, 1},
     {"scrub", "scrub; direct read", 0.5, 1},

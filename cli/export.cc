@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kPieces = 4;  // in memory: one is written while the others are read
+constexpr size_t kPieces = 8;  // in memory: one is written while the others are read
 
 struct ExportArguments {
   std::string store, key, target, snapshot;

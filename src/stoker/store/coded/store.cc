@@ -9,7 +9,7 @@
 namespace stoker::coded {
 namespace {
 
-constexpr size_t kReaders = 4;        // threads
+constexpr size_t kReaders = 8;        // threads
 constexpr size_t kFoldedAtOnce = 16;  // stripes
 
 std::string composition_of(const CodedPlan& plan) {
