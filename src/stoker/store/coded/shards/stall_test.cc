@@ -6,6 +6,7 @@
 
 #include "stoker/store/blocking_io.h"
 #include "stoker/testing/coded_lab.h"
+#include "stoker/testing/sanitized.h"
 
 namespace stoker::coded {
 namespace {
@@ -111,6 +112,7 @@ TEST(CodedStall, ABlockOfADiskThatStoppedAnsweringIsDecoded) {
 
 // While other rows are decoded the disk brings, at last, something else than what it should.
 TEST(CodedStall, WhatADiskBringsLateIsNotRead) {
+  if (kThreadsSanitized) GTEST_SKIP() << "what comes late into lost memory races with its reader";
   constexpr uint32_t chunk = 1 << 20;
   Stalled run({}, chunk);
   const Bytes content = run.put_here("a", size_t{32} * chunk);
