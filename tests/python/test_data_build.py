@@ -263,7 +263,8 @@ def _has(environ: Path, text: str) -> bool:
         return False
 
 
-def test_a_worker_that_is_killed_is_told(corpus, tokenizer, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("at_once", [False, True])  # True: before it is given anything
+def test_a_worker_that_is_killed_is_told(corpus, tokenizer, tmp_path, monkeypatch, capfd, at_once):
     from stoker.data import build as module
 
     processes = []
@@ -274,8 +275,22 @@ def test_a_worker_that_is_killed_is_told(corpus, tokenizer, tmp_path, monkeypatc
 
         @staticmethod
         def Process(**words):
-            processes.append(real.Process(**words))
+            processes.append(Ended(real.Process(**words)) if at_once else real.Process(**words))
             return processes[-1]
+
+    class Ended:
+        """A process that is killed as soon as it runs."""
+
+        def __init__(self, process):
+            self._process = process
+
+        def start(self):
+            self._process.start()
+            self._process.kill()
+            self._process.join()
+
+        def __getattr__(self, name):
+            return getattr(self._process, name)
 
     def put_and_kill(store, key, value):
         module._put(store, key, json.dumps(value).encode())

@@ -427,6 +427,13 @@ def _by_workers(job: _Job, todo: Sequence[int], count: int, told: Callable[[int]
     left = deque(todo)
     context = get_context("spawn")
     pipes: dict[connection.Connection, Any] = {}
+
+    def give(pipe: connection.Connection) -> None:
+        try:
+            pipe.send(left.popleft())
+        except OSError:
+            raise _ended(pipes[pipe]) from None
+
     try:
         for _ in range(count):
             pipe, its = context.Pipe()
@@ -434,7 +441,7 @@ def _by_workers(job: _Job, todo: Sequence[int], count: int, told: Callable[[int]
             process.start()
             its.close()
             pipes[pipe] = process
-            pipe.send(left.popleft())
+            give(pipe)
         busy = set(pipes)
         while busy:
             for pipe in connection.wait(list(busy)):
@@ -442,19 +449,14 @@ def _by_workers(job: _Job, todo: Sequence[int], count: int, told: Callable[[int]
                     kind, number, what = pipe.recv()
                     data = pipe.recv_bytes() if kind == "made" else b""
                 except (EOFError, OSError):
-                    pipes[pipe].join(10)
-                    raise StokerError(
-                        "a tokenizer process ended unexpectedly (exit status "
-                        f"{pipes[pipe].exitcode}; -9 usually means that memory ran out). Run the "
-                        f"same command again, with fewer --processes or a smaller --shard"
-                    ) from None
+                    raise _ended(pipes[pipe]) from None
                 if kind == "told":
                     told(what)
                     continue
                 if kind == "failed":
                     raise CorpusError(what)
                 if left:
-                    pipe.send(left.popleft())
+                    give(pipe)
                 else:
                     busy.discard(pipe)
                 yield number, what, data
@@ -463,6 +465,15 @@ def _by_workers(job: _Job, todo: Sequence[int], count: int, told: Callable[[int]
             pipe.close()
             process.kill()
             process.join()
+
+
+def _ended(process: Any) -> StokerError:
+    process.join(10)
+    return StokerError(
+        f"a tokenizer process ended unexpectedly (exit status {process.exitcode}; -9 usually means "
+        "that memory ran out). Run the same command again, with fewer --processes or a smaller "
+        "--shard"
+    )
 
 
 def _work(pipe: connection.Connection, job: _Job) -> None:
