@@ -15,6 +15,7 @@
 
 #include "command.h"
 #include "stoker/base/bytes.h"
+#include "stoker/store/chunk_size.h"
 #include "stoker/store/coded/store.h"
 #include "stoker/store/runtime.h"
 
@@ -23,11 +24,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kPieceBytes = 8 * kMiB;    // read at a time
-constexpr size_t kCommitBytes = 64 * kMiB;  // in one transaction
-constexpr size_t kCodedCommitBytes = kGiB;  // likewise, to a coded store
-constexpr size_t kChunkBytesMin = 64 * kKiB, kChunkBytesMax = 8 * kMiB;  // of a coded store
-constexpr size_t kStripeNames = 256 * kKiB;  // that one transaction may have at least
+constexpr size_t kPieceBytes = 8 * kMiB;     // read at a time
+constexpr size_t kCommitBytes = 64 * kMiB;   // in one transaction
+constexpr size_t kCodedCommitBytes = kGiB;   // likewise, to a coded store
+constexpr size_t kStripeNames = 256 * kKiB;  // bytes of a log record, that a store has at least
 
 // Of what does not fit one transaction. A coded store needs no memory for stripes that are written
 // whole, and its disks stand still while a commit ends. But it has to name the stripes, and has to
@@ -38,9 +38,9 @@ Result<size_t> step_bytes(const std::string& name, const Store& store) {
   if (!plan) return kCommitBytes;
   const StoreInfo info = store.info();
   const uint64_t free = info.capacity_bytes - std::min(info.capacity_bytes, info.used_bytes);
-  const uint64_t named = kStripeNames / (16 + 4 * (plan->k + plan->m)) * plan->k * kChunkBytesMin;
+  const uint64_t named = kStripeNames / (16 + 4 * (plan->k + plan->m)) * plan->k * kChunkMin;
   const uint64_t most = std::min<uint64_t>({kCodedCommitBytes, free / 2, named});
-  const size_t largest = plan->k * kChunkBytesMax;
+  const size_t largest = plan->k * size_t{kChunkMax};
   const size_t stripe = largest <= kCommitBytes ? largest : plan->k * kMiB;
   return std::max<size_t>(1, std::max<uint64_t>(kCommitBytes, most) / stripe) * stripe;
 }
@@ -256,9 +256,8 @@ void add_put(CLI::App& app, ExitStatus& status) {
   command->footer(
       "An object that is there already is replaced. Up to 64 MiB that is one transaction: after a "
       "crash the old object is there or the new one. What is larger\n"
-      "goes in steps (of 64 MiB; in a coded store of up to 1 GiB), and a crash leaves a beginning "
-      "of "
-      "it. `stoker export` is the way back. Exit status: 0 all is durable, 1 something failed.");
+      "goes in steps of 64 MiB, or up to 1 GiB in a coded store. A crash leaves a beginning of it. "
+      "`stoker export` is the way back. Exit status: 0 all is durable, 1 something failed.");
   command->callback([arguments, &status] {
     if (const Status done = run(*arguments); !done) tell(status, done.error());
   });
