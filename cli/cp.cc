@@ -72,7 +72,7 @@ class Copy {
  private:
   void work() {
     std::vector<AlignedBytes> memory;
-    for (size_t i = 0; i < kPieces; ++i) memory.emplace_back(kPieceBytes);
+    for (size_t i = 0; i < kPieces; ++i) memory.push_back(AlignedBytes::faulted(kPieceBytes));
     for (size_t index = next_++; index < objects_.size(); index = next_++) {
       const Status done = one(objects_[index], memory);
       show(false);

@@ -86,7 +86,7 @@ Status export_object(Store& store, const ObjectInfo& object, const std::string& 
   const int fd = make_temporary(path, temporary);
   if (fd < 0) return file_error(path);
   std::vector<AlignedBytes> memory;
-  for (size_t i = 0; i < kPieces; ++i) memory.emplace_back(kPieceBytes);
+  for (size_t i = 0; i < kPieces; ++i) memory.push_back(piece_memory(object.bytes));
   Status status = each_piece(
       store, object, {.snapshot = snapshot}, memory,
       [&](uint64_t, Slice piece) { return write_all(fd, piece.data, piece.size, path); });

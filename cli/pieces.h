@@ -13,6 +13,11 @@ namespace stoker::cli {
 
 inline constexpr uint64_t kPieceBytes = 8 * kMiB;
 
+// For a piece of what has so many bytes. What is small touches little of it.
+inline AlignedBytes piece_memory(uint64_t bytes) {
+  return bytes < kPieceBytes ? AlignedBytes(kPieceBytes) : AlignedBytes::faulted(kPieceBytes);
+}
+
 // Reads an object piece by piece, and hands each over in order. `memory`: of kPieceBytes each; all
 // but one of them are read ahead.
 template <typename Use>

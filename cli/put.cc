@@ -6,14 +6,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "command.h"
+#include "pieces.h"
 #include "stoker/base/bytes.h"
 #include "stoker/store/chunk_size.h"
 #include "stoker/store/coded/store.h"
@@ -24,7 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kPieceBytes = 8 * kMiB;     // read at a time
 constexpr size_t kCommitBytes = 64 * kMiB;   // in one transaction
 constexpr size_t kCodedCommitBytes = kGiB;   // likewise, to a coded store
 constexpr size_t kStripeNames = 256 * kKiB;  // bytes of a log record, that a store has at least
@@ -111,15 +109,14 @@ Status write_piece(Transaction& change, const std::string& key, uint64_t offset,
 // In a store that begins objects anew: whole, in one transaction.
 Result<uint64_t> put_whole(Store& store, const std::string& key, const File& file) {
   const uint64_t size = file.bytes();
-  const std::unique_ptr<std::byte, void (*)(void*)> piece(
-      static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
+  const AlignedBytes piece = piece_memory(file.bytes());
   STOKER_ASSIGN(const auto change, store.begin());
   STOKER_TRY(change->resize(key, size));
   uint64_t total = 0;
   for (;;) {
-    STOKER_ASSIGN(const size_t bytes, file.read(piece.get(), kPieceBytes));
+    STOKER_ASSIGN(const size_t bytes, file.read(piece.data(), kPieceBytes));
     if (total + bytes > size) break;
-    if (bytes > 0) STOKER_TRY(change->write(key, total, {piece.get(), bytes, -1}).wait());
+    if (bytes > 0) STOKER_TRY(change->write(key, total, piece.slice().sub(0, bytes)).wait());
     total += bytes;
     if (bytes < kPieceBytes) break;
   }
@@ -143,8 +140,7 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
                 "--at changes part of an object, but this store writes whole objects only; leave "
                 "out --at, or use a local or a coded store");
   }
-  const std::unique_ptr<std::byte, void (*)(void*)> piece(
-      static_cast<std::byte*>(std::aligned_alloc(kIoAlign, kPieceBytes)), std::free);
+  const AlignedBytes piece = piece_memory(file.bytes());
   STOKER_ASSIGN(auto change, store.begin());
   STOKER_TRY(begin_object(store, *change, key, file, arguments));
   const auto old = at ? store.stat(key) : Result<ObjectInfo>(ObjectInfo{});
@@ -158,9 +154,9 @@ Result<uint64_t> put_file(Store& store, const std::string& key, const std::strin
   const size_t step = file.bytes() > kCommitBytes ? in_steps : kCommitBytes;
   uint64_t total = 0;
   for (size_t staged = 0;;) {
-    STOKER_ASSIGN(const size_t bytes, file.read(piece.get(), kPieceBytes));
+    STOKER_ASSIGN(const size_t bytes, file.read(piece.data(), kPieceBytes));
     if (bytes > 0)
-      STOKER_TRY(write_piece(*change, key, offset + total, size, {piece.get(), bytes, -1}));
+      STOKER_TRY(write_piece(*change, key, offset + total, size, piece.slice().sub(0, bytes)));
     total += bytes;
     staged += bytes;
     const bool ends = bytes < kPieceBytes;

@@ -25,8 +25,12 @@ AlignedBytes AlignedBytes::faulted(size_t bytes) {
   // What is much smaller than large pages would waste most of one.
   AlignedBytes memory(bytes, bytes >= kLargePage ? kLargePage : kIoAlign);
   if (memory.size() == 0) return memory;
-  // Advice: where it is not taken, pages come one by one as they are touched.
-  if (bytes >= kLargePage) (void)madvise(memory.data(), memory.size(), MADV_HUGEPAGE);
+  // Advice: where it is not taken, pages come one by one as they are touched. What the heap has
+  // used before is there in small pages: these go first.
+  if (bytes >= kLargePage) {
+    (void)madvise(memory.data(), memory.size(), MADV_DONTNEED);
+    (void)madvise(memory.data(), memory.size(), MADV_HUGEPAGE);
+  }
 #ifdef MADV_POPULATE_WRITE
   (void)madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE);
 #endif

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -31,6 +33,20 @@ TEST_F(Spare, APieceIsUsedAgain) {
   const SparePiece again = spare_.take_sparse(kPiece);
   EXPECT_EQ(again.data(), first);
   EXPECT_EQ(spare_.kept_bytes(), 0U);
+}
+
+// What the heap has used before lies in small pages, which would be cut into many transfers.
+TEST(AlignedBytes, LargeOnesLieInFreshPages) {
+  constexpr size_t kBytes = 4 * kMiB;
+  std::free(std::malloc(8 * kBytes));  // from here on the heap has room for such itself
+  for (int i = 0; i < 4; ++i) {
+    auto* used = static_cast<unsigned char*>(std::malloc(2 * kBytes));
+    std::memset(used, 7, 2 * kBytes);
+    std::free(used);
+    const AlignedBytes memory = AlignedBytes::faulted(kBytes);
+    EXPECT_TRUE(std::all_of(memory.span().begin(), memory.span().end(),
+                            [](std::byte b) { return b == std::byte{0}; }));
+  }
 }
 
 TEST_F(Spare, PiecesOfALargePageShareIt) {
