@@ -272,7 +272,7 @@ Status Committer::name_stripes(Prepared& commit, const TransactionState& state,
 Headers Committer::plan_fresh(const Prepared& commit, const StagedStripe& staged) const {
   Headers headers = blank_headers(shape_);
   const auto map = map_.lock();
-  STOKER_CHECK(!staged.base || staged.base->headers);
+  STOKER_CHECK(!staged.base || staged.base->has_whole_headers());
   for (size_t chunk = 0; chunk < shape_.k; ++chunk) {
     for (size_t row = 0; row < shape_.rows(); ++row) {
       const size_t at = row * shape_.k + chunk;
@@ -350,7 +350,7 @@ Status Committer::write_fresh(const Prepared& commit, StagedStripe& staged,
   if (joining < shape_.n() && (failed & joining_.set()) == 0) joining_.wrote(fresh.id);
   staged.stands = std::exchange(staged.early, nullptr) != nullptr;
   const auto map = map_.lock();
-  staged.fresh->headers = std::move(headers);
+  staged.fresh->headers = std::make_shared<Headers>(std::move(headers));
   return {};
 }
 

@@ -30,7 +30,7 @@ EarlyStripe::EarlyStripe(const EarlyParts& parts, StripePtr stripe, EarlyBlocks 
   STOKER_CHECK(blocks_.chunks.size() == shape_.k);
   {
     const auto map = parts_.map.lock();
-    to_write_ = map->positions_to_write(*stripe_);
+    to_write_ = stripe_->positions_on(map->to_write());
     for (const size_t shard : stripe_->shards) joinings_.push_back(map->joinings[shard]);
     // any that is known: the commit has its own
     std::fill(headers_.versions.begin(), headers_.versions.end(), make_stamp(map->epoch, 1));
@@ -100,7 +100,7 @@ void EarlyStripe::finish() {
   if (static_cast<size_t>(std::popcount(readable)) < shape_.k) return;
   blocks_ = {};
   const auto map = parts_.map.lock();
-  stripe_->headers = std::move(headers_);
+  stripe_->headers = std::make_shared<Headers>(std::move(headers_));
   stripe_->headers_grant = std::move(headers_grant_);
 }
 
@@ -108,7 +108,8 @@ void EarlyStripe::finish() {
 void EarlyStripe::await_transfers() {
   await_begun();
   note_failed();
-  const uint32_t failed = parts_.map.lock()->positions_to_write(*stripe_) & to_write_ & ~written_;
+  const uint32_t failed =
+      stripe_->positions_on(parts_.map.lock()->to_write()) & to_write_ & ~written_;
   if (failed != 0) {
     write(failed);
     written_ |= failed;

@@ -131,8 +131,8 @@ TEST(CodedEarlyWaits, AStripeOfOddChunksIsOnItsWayBeforeItsCommitToo) {
 
 // The first read of an object brings the headers of the stripes that come next.
 TEST(CodedHeadersAhead, AReaderThatGoesOnFindsThem) {
-  constexpr size_t kStripes = 8, kChunks = 4, kAll = 6;
-  CodedWorld world(quiet(kChunks, 2));
+  constexpr size_t kStripes = 8, kChunks = 4, kParities = 2;
+  CodedWorld world(quiet(kChunks, kParities));
   auto store = std::move(*world.open_small());
   const Bytes content = put(*store, "a", kStripes * kChunks * kChunk, 1);
   store.reset();
@@ -143,7 +143,7 @@ TEST(CodedHeadersAhead, AReaderThatGoesOnFindsThem) {
   const uint64_t used = budget.used() + kStripes * headers_bytes(store->shape());
   Bytes into(kChunks * kChunk);
   ASSERT_OK(store->read("a", 0, slice_of(into), {}).wait());
-  const uint64_t expected = kStripes * kAll + kChunks;
+  const uint64_t expected = kStripes * kParities + kChunks;
   // read, and kept
   for (int i = 0; i < 5000 && (reads.get() < before + expected || budget.used() != used); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -99,7 +99,8 @@ Status Folding::choose(const FoldBounds& bounds) {
         break;
       chosen.push_back(old.stripe);
       rows += waiting_rows(*old.stripe);
-      if (!old.stripe->headers) parts_.logs.count_moved(shape_.n() * header_bytes(shape_));
+      if (!old.stripe->has_whole_headers())
+        parts_.logs.count_moved(shape_.n() * header_bytes(shape_));
     }
   }
   const auto unread = parts_.reader.load_headers(chosen, Priority::scrub);
@@ -146,7 +147,7 @@ size_t Folding::waiting_rows(const Stripe& stripe) const {
 void Folding::add_groups(const StripePtr& stripe, size_t from_row, size_t& rows_left) {
   const auto map = parts_.map.lock();
   // what is newer in the log keeps the headers in memory
-  STOKER_CHECK(stripe->headers && !stripe->overlay.empty() && !stripe->folding);
+  STOKER_CHECK(stripe->has_whole_headers() && !stripe->overlay.empty() && !stripe->folding);
   STOKER_CHECK(ids_.emplace(stripe->id, map->take_id()).second);
   next_.emplace(stripe->id, *stripe->headers);
   const auto from = stripe->overlay.lower_bound(from_row * shape_.k);

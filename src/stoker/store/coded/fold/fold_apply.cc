@@ -162,7 +162,7 @@ void Folding::stand_in() {
         stripe->overrides[block.row * shape_.n() + block.position] = {block.place, nullptr, 0};
     }
     STOKER_CHECK(stripe->folding && stripe->readers == 0);
-    stripe->headers = std::move(next_headers(stripe));
+    stripe->headers = std::make_shared<Headers>(std::move(next_headers(stripe)));
   }
   stand_ins_.insert(stand_ins_.end(), held_.begin(), held_.end());
 }
@@ -180,7 +180,7 @@ void Folding::finish() {
   }
   for (const StripePtr& stripe : stripes_) {
     STOKER_CHECK(stripe->folding && stripe->readers == 0);
-    stripe->headers = std::move(next_headers(stripe));
+    stripe->headers = std::make_shared<Headers>(std::move(next_headers(stripe)));
     map->headers.admit(stripe);
     ++map->counts.folds;
   }

@@ -114,7 +114,7 @@ void Folding::fetch_bases() {
 
 // By delta, or from all data of the rows, whichever reads less: the bases that it takes.
 uint32_t Folding::choose_way(Group& group) const {
-  STOKER_CHECK(group.stripe->headers.has_value());
+  STOKER_CHECK(group.stripe->has_whole_headers());
   const Headers& headers = *group.stripe->headers;
   const uint32_t live = parts_.map.live_positions(*group.stripe);
   const uint32_t data_all = (uint32_t{1} << shape_.k) - 1;

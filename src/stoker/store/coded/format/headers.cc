@@ -6,6 +6,13 @@
 #include "stoker/store/coded/mutation.h"
 
 namespace stoker::coded {
+namespace {
+
+bool is_zeros(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
+}
+
+}  // namespace
 
 RawHeaders::RawHeaders(const Shape& shape)
     : data(shape.k, std::vector<std::optional<DataEntry>>(shape.rows())),
@@ -21,6 +28,7 @@ void RawHeaders::take(const Shape& shape, const StoreId& store, uint64_t stripe,
     for (size_t copy = 0; copy < 2; ++copy) {
       const auto bytes = pairs.subspan((2 * page + copy) * kBlock, kBlock);
       const auto found = page_counter(store, stripe, position, page, bytes);
+      damaged = damaged || (!found && !is_zeros(bytes));
       if (!found || (counter && *counter >= *found)) continue;
       counter = found;
       newer = bytes;
@@ -70,6 +78,18 @@ Headers RawHeaders::merge(const Shape& shape) const {
   return merged;
 }
 
+bool RawHeaders::parities_agree(const Shape& shape) const {
+  if (damaged) return false;
+  for (size_t row = 0; row < shape.rows(); ++row) {
+    const auto& first = parity[0][row];
+    for (const auto& each : parity) {
+      if (!each[row] || each[row]->versions != first->versions || each[row]->crcs != first->crcs)
+        return false;
+    }
+  }
+  return true;
+}
+
 Headers blank_headers(const Shape& shape) {
   Headers headers;
   headers.versions.resize(shape.rows() * shape.k);
@@ -81,7 +101,7 @@ Headers blank_headers(const Shape& shape) {
 
 HeaderPage page_of(const Shape& shape, uint64_t stripe, const Headers& headers, size_t position,
                    size_t page) {
-  STOKER_CHECK(position < shape.n() && page < shape.pages());
+  STOKER_CHECK(headers.whole() && position < shape.n() && page < shape.pages());
   HeaderPage out;
   out.stripe = stripe;
   out.chunk = position;

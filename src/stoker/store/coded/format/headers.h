@@ -15,12 +15,16 @@ struct RawHeaders {
   std::vector<std::vector<std::optional<DataEntry>>> data;
   std::vector<std::vector<std::optional<ParityEntry>>> parity;
   std::vector<uint64_t> counters;  // chunk * pages + page
+  bool damaged = false;            // a copy of a page is neither intact nor blank, or not readable
 
   explicit RawHeaders(const Shape& shape);
   // Takes the header pages of the chunk at this position: pairs of copies, one after the other.
   void take(const Shape& shape, const StoreId& store, uint64_t stripe, size_t position,
             std::span<const std::byte> pairs);
   Headers merge(const Shape& shape) const;
+  // Whether every parity tells of each data block, and all tell the same; and no copy is damaged,
+  // which may be the newer one.
+  bool parities_agree(const Shape& shape) const;
 };
 
 inline size_t header_bytes(const Shape& shape) { return 2 * shape.pages() * kBlock; }

@@ -22,7 +22,7 @@ RowSet::RowSet(const Shape& shape, const RowsWanted& rows, uint32_t available, u
       spare_(spare),
       blocks_(rows.blocks),
       have_(rows.count, 0) {
-  STOKER_CHECK(count_ > 0 && first_ + count_ <= shape_.rows());
+  STOKER_CHECK(headers_.whole() && count_ > 0 && first_ + count_ <= shape_.rows());
   STOKER_CHECK(blocks_.size() >= shape_.n() * count_ * kBlock);
   for (size_t r = 0; r < count_; ++r) {
     for (size_t c = 0; c < shape_.n(); ++c) {

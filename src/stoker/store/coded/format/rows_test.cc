@@ -23,7 +23,7 @@ class Rows : public ::testing::Test {
     slots_.emplace(shape_);
     stripe_.emplace(1, std::vector<size_t>{}, std::vector<uint32_t>{}, *slots_);
     truth_ = pattern(6 * kRows * kBlock, 3);
-    stripe_->headers = blank_headers(shape_);
+    stripe_->headers = std::make_shared<Headers>(blank_headers(shape_));
     Headers& headers = *stripe_->headers;
     std::fill(headers.versions.begin(), headers.versions.end(), 7);
     std::vector<codec::Source> sources(4);

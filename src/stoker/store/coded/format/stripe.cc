@@ -35,6 +35,13 @@ std::vector<size_t> placement(const Shape& shape, uint64_t stripe) {
   return shards;
 }
 
+uint32_t Stripe::positions_on(ShardSet set) const {
+  uint32_t positions = 0;
+  for (size_t i = 0; i < shards.size(); ++i)
+    positions |= (set & shard_bit(shards[i])) != 0 ? uint32_t{1} << i : 0;
+  return positions;
+}
+
 Slots::Slots(const Shape& shape)
     : free_(shape.shards, std::vector<bool>(shape.slots, true)),
       free_count_(shape.shards, shape.slots),

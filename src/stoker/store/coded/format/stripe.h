@@ -64,9 +64,13 @@ struct Headers {
   std::vector<uint32_t> crcs;   // row * n + chunk, data and parity
   // row * m + parity: this parity's block is not at these versions, or not known
   std::vector<bool> unsound;
-  // chunk * pages + page: of the newest copy of a page; 0: never written
+  // chunk * pages + page: of the newest copy of a page; 0: never written. Empty: they come from the
+  // pages of the parities alone. A block that matches these is what it should be; nothing else is
+  // done by them.
   std::vector<uint64_t> counters;
+  bool whole() const { return !counters.empty(); }
 };
+using HeadersPtr = std::shared_ptr<Headers>;
 
 // That they take in memory.
 inline uint64_t headers_bytes(const Shape& shape) {
@@ -115,9 +119,11 @@ class Stripe {
   const std::vector<size_t> shards;  // by position of the chunk
   const std::vector<uint32_t> slots;
 
-  // Guarded by the CommittedMap's mutex. `headers` change only while `folding` is set and nobody
-  // reads; so a reader that is counted may look without it.
-  std::optional<Headers> headers;
+  // Guarded by the CommittedMap's mutex. Whole headers change only while `folding` is set and
+  // nobody reads; so a reader that is counted may look without it. Others are replaced by whole
+  // ones at any time: who reads by them holds them.
+  HeadersPtr headers;
+  bool has_whole_headers() const { return headers && headers->whole(); }
   size_t readers = 0;
   // Threads that load the headers or work with them: those in memory stay meanwhile. What a thread
   // has loaded may be older than a fold.
@@ -134,6 +140,9 @@ class Stripe {
   };
   std::map<size_t, Newer> overlay;       // by row * k + chunk
   std::map<size_t, Override> overrides;  // by row * n + chunk
+
+  // The positions of its chunks that are on one of these shards.
+  uint32_t positions_on(ShardSet set) const;
 
  private:
   Slots& owner_;

@@ -22,17 +22,10 @@ ObjectInfo MapState::info_of(std::string_view key, const Object& object) const {
   return info;
 }
 
-uint32_t MapState::positions_to_write(const Stripe& stripe) const {
-  uint32_t positions = 0;
-  for (size_t i = 0; i < stripe.shards.size(); ++i)
-    positions |= (to_write() & shard_bit(stripe.shards[i])) != 0 ? uint32_t{1} << i : 0;
-  return positions;
-}
-
 // Each of them has such a page (a fresh stripe gets all of them), so what it says is not known
 // until it is compared.
 uint32_t MapState::unread_positions(const Shape& shape, const Stripe& stripe) const {
-  STOKER_CHECK(stripe.headers.has_value());
+  STOKER_CHECK(stripe.has_whole_headers());
   uint32_t positions = 0;
   for (size_t at = 0; at < stripe.headers->counters.size(); ++at) {
     const size_t position = at / shape.pages();
@@ -82,11 +75,7 @@ void HeaderPins::add(const MapState&, const StripePtr& stripe) {
 ShardSet CommittedMap::live() const { return lock()->live; }
 
 uint32_t CommittedMap::live_positions(const Stripe& stripe) const {
-  const ShardSet set = live();
-  uint32_t positions = 0;
-  for (size_t i = 0; i < stripe.shards.size(); ++i)
-    positions |= (set & shard_bit(stripe.shards[i])) != 0 ? uint32_t{1} << i : 0;
-  return positions;
+  return stripe.positions_on(live());
 }
 
 std::optional<Error> CommittedMap::refused() const { return lock()->refused; }

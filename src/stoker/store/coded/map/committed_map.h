@@ -62,7 +62,6 @@ struct MapState {
   ObjectInfo info_of(std::string_view key, const Object& object) const;
   // Where what is new goes: to shards that are live, and to the one that is joining.
   ShardSet to_write() const { return live | joining; }
-  uint32_t positions_to_write(const Stripe& stripe) const;
   // live chunks with a header page of which no copy could be read
   uint32_t unread_positions(const Shape& shape, const Stripe& stripe) const;
   // What is repaired first, the highest.

@@ -76,7 +76,7 @@ TEST_F(CodedMap, OnlyLivePositionsCount) {
 TEST_F(CodedMap, APageIsUnreadWhereItsShardCounts) {
   const StripePtr stripe = add("a");
   const auto map = map_.lock();
-  stripe->headers = blank_headers(map_.shape());
+  stripe->headers = std::make_shared<Headers>(blank_headers(map_.shape()));
   std::fill(stripe->headers->counters.begin(), stripe->headers->counters.end(), 1);
   EXPECT_EQ(map->unread_positions(map_.shape(), *stripe), 0U);
   const size_t position = 3;

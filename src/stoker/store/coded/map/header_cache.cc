@@ -17,7 +17,7 @@ HeaderCache::HeaderCache(const Shape& shape, Budget& budget)
     : each_(headers_bytes(shape)), share_(budget.cap() / kHeadersShare), budget_(budget) {}
 
 void HeaderCache::admit(const StripePtr& stripe) {
-  STOKER_CHECK(stripe->headers.has_value());
+  STOKER_CHECK(stripe->headers);
   stripe->headers_used = true;
   if (!std::exchange(stripe->headers_cached, true)) {
     ring_.push_back(stripe);

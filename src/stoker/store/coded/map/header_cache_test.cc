@@ -21,7 +21,7 @@ class CodedHeaderCache : public ::testing::Test {
     return stripe;
   }
   void load(const StripePtr& stripe) {
-    stripe->headers = blank_headers(shape_);
+    stripe->headers = std::make_shared<Headers>(blank_headers(shape_));
     cache_.admit(stripe);
   }
   std::vector<StripePtr> add_some(size_t count) {

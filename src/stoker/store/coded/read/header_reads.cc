@@ -20,22 +20,13 @@ Status Reader::load_headers(const StripePtr& stripe, Priority priority) {
   return failed.empty() ? Status() : failed.begin()->second;
 }
 
-// Two threads may do so at once with a stripe: the first one's counts.
-std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripes,
-                                               Priority priority) {
-  std::vector<StripePtr> unknown;
-  HeaderPins pins(map_);
-  {
-    const auto map = map_.lock();
-    std::copy_if(stripes.begin(), stripes.end(), std::back_inserter(unknown),
-                 [](const StripePtr& stripe) { return !stripe->headers; });
-    for (const StripePtr& stripe : stripes) pins.add(*map, stripe);
-  }
-  std::map<uint64_t, Error> failed;
-  for (size_t first = 0; first < unknown.size();) {
-    // The pages of one are few, and whoever needs them cannot do without; those of more come from
-    // the cap.
-    size_t count = std::min(kStripesAtOnce, unknown.size() - first);
+// The pages of one stripe are few, and whoever needs them cannot do without; those of more come
+// from the cap, as many at once as it has room for.
+template <typename Take>
+void Reader::each_header_read(std::span<const StripePtr> stripes, uint32_t positions,
+                              Priority priority, const Take& take) {
+  for (size_t first = 0; first < stripes.size();) {
+    size_t count = std::min(kStripesAtOnce, stripes.size() - first);
     Grant grant;
     for (; count > 1; count /= 2) {
       const uint64_t bytes = (count - 1) * shape_.n() * header_bytes(shape_);
@@ -47,32 +38,76 @@ std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripe
     }
     std::vector<HeaderRead> reads;
     for (size_t i = first; i < first + count; ++i)
-      reads.push_back({unknown[i].get(), RawHeaders(shape_)});
+      reads.push_back({stripes[i].get(), RawHeaders(shape_), positions});
     read_headers(reads, priority);
-    for (size_t i = 0; i < count; ++i) {
-      const StripePtr& stripe = unknown[first + i];
-      std::optional<Headers> merged;
-      if (reads[i].any) {
-        merged = reads[i].raw.merge(shape_);
-      } else {
-        failed.emplace(
-            stripe->id,
-            fail(Code::io, "no header of stripe {} can be read ({}): bring missing disks back",
-                 stripe->id, reads[i].why));
-      }
-      const auto map = map_.lock();
-      if (!merged || stripe->headers) continue;
-      stripe->headers = std::move(merged);
-      map->headers.admit(stripe);
-      // What such a page says may be on the disk all the same, and be needed when others are lost.
-      const uint32_t unread = map->unread_positions(shape_, *stripe);
-      for (size_t c = 0; c < shape_.n(); ++c) {
-        if (is_set(unread, c)) map->bad[{stripe->id, c}] = stripe;
-      }
-    }
+    for (size_t i = 0; i < count; ++i) take(stripes[first + i], reads[i]);
     first += count;
   }
+}
+
+// Two threads may do so at once with a stripe: the first one's counts.
+std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripes,
+                                               Priority priority) {
+  std::vector<StripePtr> unknown;
+  HeaderPins pins(map_);
+  {
+    const auto map = map_.lock();
+    for (const StripePtr& stripe : stripes) {
+      pins.add(*map, stripe);
+      if (!stripe->has_whole_headers()) unknown.push_back(stripe);
+    }
+  }
+  std::map<uint64_t, Error> failed;
+  each_header_read(unknown, UINT32_MAX, priority, [&](const StripePtr& stripe, HeaderRead& read) {
+    if (!read.any) {
+      failed.emplace(stripe->id, fail(Code::io,
+                                      "no header of stripe {} can be read ({}): bring missing "
+                                      "disks back",
+                                      stripe->id, read.why));
+      return;
+    }
+    auto merged = std::make_shared<Headers>(read.raw.merge(shape_));
+    const auto map = map_.lock();
+    if (stripe->has_whole_headers()) return;
+    stripe->headers = std::move(merged);
+    map->headers.admit(stripe);
+    // What such a page says may be on the disk all the same, and be needed when others are lost.
+    const uint32_t unread = map->unread_positions(shape_, *stripe);
+    for (size_t c = 0; c < shape_.n(); ++c) {
+      if (is_set(unread, c)) map->bad[{stripe->id, c}] = stripe;
+    }
+  });
   return failed;
+}
+
+// A third of the pages of 6+3. A block that is old and matches them was lost by its disk, and as
+// old by all of the parities'.
+std::map<uint64_t, Error> Reader::load_for_reading(std::span<const StripePtr> stripes,
+                                                   Priority priority) {
+  std::vector<StripePtr> unknown, rest;
+  HeaderPins pins(map_);
+  {
+    const auto map = map_.lock();
+    for (const StripePtr& stripe : stripes) {
+      pins.add(*map, stripe);
+      if (stripe->headers) continue;
+      (stripe->positions_on(~map->live) == 0 ? unknown : rest).push_back(stripe);
+    }
+  }
+  const uint32_t parities = UINT32_MAX << shape_.k;
+  each_header_read(unknown, parities, priority, [&](const StripePtr& stripe, HeaderRead& read) {
+    if (!read.raw.parities_agree(shape_)) {
+      rest.push_back(stripe);
+      return;
+    }
+    auto headers = std::make_shared<Headers>(read.raw.merge(shape_));
+    headers->counters.clear();
+    const auto map = map_.lock();
+    if (stripe->headers) return;
+    stripe->headers = std::move(headers);
+    map->headers.admit(stripe);
+  });
+  return load_headers(rest, priority);
 }
 
 // Whoever finds the headers of the stripe before the first one went there before.
@@ -102,7 +137,7 @@ std::vector<StripePtr> Reader::needed_ahead(std::string_view key, uint64_t offse
 
 // What of it fails, fails again for whoever needs it.
 void Reader::load_ahead(std::span<const StripePtr> stripes, Priority priority) {
-  (void)load_headers(stripes, priority);
+  (void)load_for_reading(stripes, priority);
   STOKER_CHECK(loading_ahead_.exchange(false));
 }
 
@@ -113,7 +148,7 @@ void Reader::read_headers(std::span<HeaderRead> all, Priority priority) {
   std::vector<std::pair<size_t, size_t>> at;  // in `all`, position
   for (size_t i = 0; i < all.size(); ++i) {
     const Stripe& stripe = *all[i].stripe;
-    const uint32_t positions = map_.live_positions(stripe);
+    const uint32_t positions = map_.live_positions(stripe) & all[i].positions;
     for (size_t c = 0; c < shape_.n(); ++c) {
       if (!is_set(positions, c)) continue;
       areas.push_back({stripe.shards[c], shape_.slot_at(stripe.slots[c]),
@@ -127,6 +162,7 @@ void Reader::read_headers(std::span<HeaderRead> all, Priority priority) {
     HeaderRead& read = all[at[i].first];
     read.raw.take(shape_, shards_.store(), read.stripe->id, at[i].second, memory[i].span());
     read.any = read.any || areas[i].any();
+    read.raw.damaged = read.raw.damaged || !areas[i].all();
     if (!areas[i].any()) read.why = why;
   }
 }

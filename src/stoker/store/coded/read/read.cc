@@ -30,104 +30,152 @@ Status check_range(std::string_view key, uint64_t object_bytes, uint64_t offset,
 
 }  // namespace
 
-// Reads [offset, offset + size) of the object as it is at one moment; null: as the table has it.
-Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offset, Slice into,
-                    Priority priority) {
-  const uint64_t begin = align_down(offset, kBlock);
-  const uint64_t end = align_up(offset + into.size, kBlock);
-  std::vector<StripePtr> pinned;
-  HeaderPins pins(map_);
-  std::vector<Run> runs;
-  std::set<ChunkAt> ahead;  // whose bases were read before the headers of their stripes were known
+// A read under way: whole blocks, into memory of its own.
+struct Reader::Reading {
+  explicit Reading(CommittedMap& map) : pins(map) {}
+  void drop_memory() {
+    scratch = SparePiece();
+    grant = Grant();
+    there.clear();
+  }
+
+  HeaderPins pins;
   Grant grant;
   SparePiece scratch;
+  std::set<ChunkAt> there;        // of these, bases may stand in the memory already
+  std::vector<StripePtr> pinned;  // of which it counts as a reader
+  std::vector<Run> runs;
+  std::vector<StripePtr> doubted;  // of which headers of the parities alone do not do
+};
+
+// Reads [offset, offset + size) of the object as it is at one moment; null: as the table has it.
+// Once more by all headers where those of the parities do not do; and into other memory where a
+// disk was given up: it is asked for nothing any more.
+Status Reader::read(std::string_view key, const ObjectPtr& given, uint64_t offset, Slice into,
+                    Priority priority) {
+  Reading reading(map_);
   for (;;) {
-    std::vector<StripePtr> unknown;
+    STOKER_TRY(plan(reading, key, given, offset, into.size, priority));
+    if (into.size == 0) return {};
+    Status status;
+    if (reading.doubted.empty())
+      status = fetch(std::exchange(reading.runs, {}), priority, &reading.doubted);
+    release(reading);
+    const auto doubted = std::exchange(reading.doubted, {});
+    if (reading.scratch.lost()) {
+      reading.drop_memory();
+    } else if (!doubted.empty()) {
+      if (const auto failed = load_headers(doubted, priority); !failed.empty())
+        return failed.begin()->second.with("'" + std::string(key) + "'");
+    } else if (!status) {
+      return status.error().with("'" + std::string(key) + "'");
+    } else {
+      std::memcpy(into.data, reading.scratch.data() + offset % kBlock, into.size);
+      return {};
+    }
+  }
+}
+
+// Where all of it is, by headers that are known. From here on it counts as a reader of its stripes.
+Status Reader::plan(Reading& reading, std::string_view key, const ObjectPtr& given, uint64_t offset,
+                    size_t bytes, Priority priority) {
+  const uint64_t begin = align_down(offset, kBlock);
+  const uint64_t end = align_up(offset + bytes, kBlock);
+  for (;;) {
     auto map = map_.lock();
     const ObjectPtr object = given ? given : map->table.find(key);
     if (!object) return no_object(key);
-    if (!given) STOKER_TRY(check_range(key, object->bytes, offset, into.size));
-    if (into.size == 0) return {};
-    if (scratch.size() == 0) {
+    if (!given) STOKER_TRY(check_range(key, object->bytes, offset, bytes));
+    if (bytes == 0) return {};
+    if (reading.scratch.size() == 0) {
       map.unlock();
-      STOKER_ASSIGN(grant, budget_.take(end - begin, "a read of a coded store"));
-      scratch = spare_.take(end - begin);
+      STOKER_ASSIGN(reading.grant, budget_.take(end - begin, "a read of a coded store"));
+      reading.scratch = spare_.take(end - begin);
       continue;
     }
-    const size_t first = begin / shape_.stripe_bytes();
-    const size_t last = (offset + into.size - 1) / shape_.stripe_bytes();
+    std::vector<StripePtr> stripes, unknown;
     bool wait = false;
-    for (size_t i = first; i <= last && i < object->stripes.size(); ++i) {
+    for (size_t i = begin / shape_.stripe_bytes();
+         i <= (end - 1) / shape_.stripe_bytes() && i < object->stripes.size(); ++i) {
       const StripePtr& stripe = object->stripes[i];
-      if (stripe && stripe->folding) wait = true;
-      if (stripe && !stripe->headers) unknown.push_back(stripe);
+      if (!stripe) continue;
+      stripes.push_back(stripe);
+      if (stripe->folding) wait = true;
+      if (!stripe->headers) unknown.push_back(stripe);
     }
     if (!unknown.empty()) {
       // also those that are there, or they might go for those that come
-      for (size_t i = first; i <= last && i < object->stripes.size(); ++i) {
-        if (object->stripes[i]) pins.add(*map, object->stripes[i]);
-      }
-      const std::vector<Run> bases = likely_bases(*map, *object, begin, end, scratch.data());
+      for (const StripePtr& stripe : stripes) reading.pins.add(*map, stripe);
+      const std::vector<Run> likely =
+          likely_bases(*map, *object, begin, end, reading.scratch.data());
       map.unlock();
-      ShardBatch likely(shards_, priority);
-      for (const Run& run : bases)
-        likely.read(run.stripe->shards[run.chunk],
-                    shape_.block_at(run.stripe->slots[run.chunk], run.first),
-                    {run.into, run.count * kBlock, kLosableHeap});
-      likely.start();
-      if (const auto failed = load_headers(unknown, priority); !failed.empty())
-        return failed.begin()->second.with("'" + std::string(key) + "'");
-      (void)likely.finish();  // what failed of them is read where it is needed
-      for (size_t i = 0; i < bases.size(); ++i) {
-        if (likely.ok(i)) ahead.emplace(bases[i].stripe->id, bases[i].chunk);
-      }
-      if (scratch.lost()) {  // into other memory, by headers that are known
-        ahead.clear();
-        scratch = SparePiece();
-        grant = Grant();
-      }
+      if (const Status loaded = load_unknown(reading, unknown, likely, priority); !loaded)
+        return loaded.error().with("'" + std::string(key) + "'");
       continue;
     }
     if (wait) {
       map.wait();
       continue;
     }
-    each_piece(*object, begin, end, scratch.data(), [&](const Run& piece) {
-      const StripePtr& stripe = piece.stripe;
-      if (!stripe) {
-        std::memset(piece.into, 0, piece.count * kBlock);
-        return;
-      }
-      plan_chunk(stripe, piece.chunk, piece.first, piece.count, piece.into, runs);
-      HeaderCache::used(*stripe);
-      // a fold waits for those who read by these headers, and they for it
-      STOKER_CHECK(stripe->headers && !stripe->folding);
-      pinned.push_back(stripe);
-      ++stripe->readers;
-    });
+    take_pieces(reading, *object, begin, end);
     break;
   }
-  std::erase_if(runs, [&](const Run& run) {
-    return ahead.contains({run.stripe->id, run.chunk}) && is_there(run);
+  std::erase_if(reading.runs, [&](const Run& run) {
+    return reading.there.contains({run.stripe->id, run.chunk}) && is_there(run);
   });
-  const Status status = fetch(runs, priority);
-  runs.clear();  // before a fold goes on: it waits for us to let the logs go
-  {
-    const auto map = map_.lock();
-    for (const StripePtr& stripe : pinned) {
-      STOKER_CHECK(stripe->readers > 0);
-      if (--stripe->readers == 0) map_.changed();
-    }
-  }
-  // once more, into other memory: the disk that was given up is asked for nothing any more
-  if (scratch.lost()) {
-    scratch = SparePiece();
-    grant = Grant();
-    return read(key, given, offset, into, priority);
-  }
-  if (!status) return status.error().with("'" + std::string(key) + "'");
-  if (into.size > 0) std::memcpy(into.data, scratch.data() + (offset - begin), into.size);
   return {};
+}
+
+// Loads the headers, and reads meanwhile what is likely to be wanted by them.
+Status Reader::load_unknown(Reading& reading, const std::vector<StripePtr>& unknown,
+                            const std::vector<Run>& likely, Priority priority) {
+  ShardBatch bases(shards_, priority);
+  for (const Run& run : likely)
+    bases.read(run.stripe->shards[run.chunk],
+               shape_.block_at(run.stripe->slots[run.chunk], run.first),
+               {run.into, run.count * kBlock, kLosableHeap});
+  bases.start();
+  if (const auto failed = load_for_reading(unknown, priority); !failed.empty())
+    return failed.begin()->second;
+  (void)bases.finish();  // what failed of them is read where it is needed
+  for (size_t i = 0; i < likely.size(); ++i) {
+    if (bases.ok(i)) reading.there.emplace(likely[i].stripe->id, likely[i].chunk);
+  }
+  if (reading.scratch.lost()) reading.drop_memory();  // other memory, by headers that are known
+  return {};
+}
+
+// With the map locked.
+void Reader::take_pieces(Reading& reading, const Object& object, uint64_t begin, uint64_t end) {
+  each_piece(object, begin, end, reading.scratch.data(), [&](const Run& piece) {
+    const StripePtr& stripe = piece.stripe;
+    if (!stripe) {
+      std::memset(piece.into, 0, piece.count * kBlock);
+      return;
+    }
+    // a fold waits for those who read by these headers, and they for it
+    STOKER_CHECK(stripe->headers && !stripe->folding);
+    if (!stripe->headers->whole() && has_zeros(piece)) reading.doubted.push_back(stripe);
+    plan_chunk(stripe, piece.chunk, piece.first, piece.count, piece.into, reading.runs);
+    HeaderCache::used(*stripe);
+    reading.pinned.push_back(stripe);
+    ++stripe->readers;
+  });
+}
+
+// The runs go before a fold goes on: it waits for us to let the logs go. The headers of what is
+// doubted stay until they were used whole.
+void Reader::release(Reading& reading) {
+  reading.runs.clear();
+  std::vector<StripePtr>& doubted = reading.doubted;
+  std::sort(doubted.begin(), doubted.end());
+  doubted.erase(std::unique(doubted.begin(), doubted.end()), doubted.end());
+  const auto map = map_.lock();
+  for (const StripePtr& stripe : doubted) reading.pins.add(*map, stripe);
+  for (const StripePtr& stripe : std::exchange(reading.pinned, {})) {
+    STOKER_CHECK(stripe->readers > 0);
+    if (--stripe->readers == 0) map_.changed();
+  }
 }
 
 // What of it lies in one chunk each: `piece` says which rows, and where in `memory` they go. No
@@ -179,13 +227,23 @@ bool Reader::is_there(const Run& run) const {
   return !crcs.empty();
 }
 
+// Blocks that were never written, by headers that are in memory: there is nothing to compare with.
+bool Reader::has_zeros(const Run& piece) const {
+  for (size_t row = piece.first; row < piece.first + piece.count; ++row) {
+    const size_t at = row * shape_.k + piece.chunk;
+    if (piece.stripe->headers->versions[at] == 0 && !piece.stripe->overlay.contains(at))
+      return true;
+  }
+  return false;
+}
+
 // Where the newest bytes of these rows are, as runs; zeros are filled in at once.
 void Reader::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, size_t count,
                         std::byte* into, std::vector<Run>& runs) const {
   STOKER_CHECK(stripe->headers && chunk < shape_.k && first + count <= shape_.rows());
   for (size_t row = first; row < first + count; ++row) {
     std::byte* memory = into + (row - first) * kBlock;
-    Run next{Run::From::zeros, stripe, chunk, row, 1, nullptr, 0, memory};
+    Run next{Run::From::zeros, stripe, chunk, row, 1, nullptr, 0, memory, {}};
     const auto newer = stripe->overlay.find(row * shape_.k + chunk);
     if (newer != stripe->overlay.end()) {
       next.from = Run::From::log;
@@ -193,6 +251,7 @@ void Reader::plan_chunk(const StripePtr& stripe, size_t chunk, size_t first, siz
       next.index = newer->second.index;
     } else if (stripe->headers->versions[row * shape_.k + chunk] != 0) {
       next.from = Run::From::base;
+      next.headers = stripe->headers;
     }
     if (next.from == Run::From::zeros) {
       std::memset(memory, 0, kBlock);
@@ -223,7 +282,7 @@ std::vector<uint32_t> Reader::crcs_of(const Run& run) const {
   for (size_t b = 0; b < run.count; ++b) {
     crcs.push_back(run.from == Run::From::log
                        ? run.val->crcs[run.index + b]
-                       : run.stripe->headers->crcs[(run.first + b) * shape_.n() + run.chunk]);
+                       : run.headers->crcs[(run.first + b) * shape_.n() + run.chunk]);
   }
   return crcs;
 }
@@ -280,11 +339,31 @@ std::vector<Run> Reader::take_lost_rows(std::vector<Run>& runs, ShardSet live_no
   return with_lost;
 }
 
+namespace {
+
+// Of bases that are not right, or not there.
+std::vector<StripePtr> not_whole(std::span<const Run> bases) {
+  std::vector<StripePtr> stripes;
+  for (const Run& run : bases) {
+    if (!run.headers->whole()) stripes.push_back(run.stripe);
+  }
+  return stripes;
+}
+
+}  // namespace
+
 // All runs at once from where they should be; what of them is not right there from elsewhere, again
 // all at once.
-Status Reader::fetch(std::vector<Run> runs, Priority priority) {
+Status Reader::fetch(std::vector<Run> runs, Priority priority, std::vector<StripePtr>* doubted) {
+  const auto doubt = [doubted](std::span<const Run> bases) {
+    std::vector<StripePtr> stripes = not_whole(bases);
+    STOKER_CHECK(doubted || stripes.empty());
+    if (doubted) *doubted = std::move(stripes);
+    return doubted && !doubted->empty();
+  };
   const ShardSet live_now = map_.live();
   std::vector<Run> lost = take_lost_rows(runs, live_now);
+  if (doubt(lost)) return {};
   ShardBatch batch(shards_, priority);
   std::vector<size_t> ops(runs.size(), SIZE_MAX);
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -304,6 +383,7 @@ Status Reader::fetch(std::vector<Run> runs, Priority priority) {
   std::vector<Run> logs = wrong_of(runs, ops, batch);
   const auto bases = std::stable_partition(
       logs.begin(), logs.end(), [](const Run& run) { return run.from == Run::From::log; });
+  if (doubt({bases, logs.end()})) return {};
   {
     const auto map = map_.lock();
     const size_t miss = priority == Priority::scrub ? 0 : 1;

@@ -33,6 +33,7 @@ struct Run {
   ValRef val;
   size_t index = 0;           // of the first block in the VAL
   std::byte* into = nullptr;  // in AlignedBytes
+  HeadersPtr headers = {};    // of a base: what it is read by
   Run part(size_t from_block, size_t blocks) const {
     return {from,
             stripe,
@@ -41,7 +42,8 @@ struct Run {
             blocks,
             val,
             index + from_block,
-            into + from_block * kBlock};
+            into + from_block * kBlock,
+            headers};
   }
 };
 
@@ -57,8 +59,9 @@ using ScratchPtr = std::shared_ptr<Scratch>;
 struct HeaderRead {
   const Stripe* stripe;
   RawHeaders raw;
-  bool any = false;      // could be read
-  std::string why = {};  // something could not
+  uint32_t positions = UINT32_MAX;  // of these, those that are live
+  bool any = false;                 // could be read
+  std::string why = {};             // something could not
 };
 
 // Any thread but the Loop's: all of it waits for I/O.
@@ -82,7 +85,9 @@ class Reader {
                   std::byte* into, std::vector<Run>& runs) const;
   // Whoever finds its memory lost() after it, whatever it says, does it again into other memory: a
   // disk was given up, and refuses at once from then on.
-  Status fetch(std::vector<Run> runs, Priority priority);
+  // `doubted`: stripes with headers of the parities alone of which something has to be decoded.
+  // Then not all has been read, and it takes their headers whole. Null: all are.
+  Status fetch(std::vector<Run> runs, Priority priority, std::vector<StripePtr>* doubted = nullptr);
   // Blocks of a VAL, from whichever log has them.
   Result<AlignedBytes> read_val(const StripePtr& stripe, const ValRef& val, size_t index,
                                 size_t count, Priority priority);
@@ -98,9 +103,11 @@ class Reader {
   void finish_rows(RowReads& reads);
   // header_reads.cc
   Status load_headers(const StripePtr& stripe, Priority priority);
-  // Of all of these that have none in memory, as many at once as the cap has room for. Why not, by
-  // stripe, of those of which nothing could be read.
+  // Of all of these that have not all of them in memory. Why not, by stripe, of those of which
+  // nothing could be read.
   std::map<uint64_t, Error> load_headers(std::span<const StripePtr> stripes, Priority priority);
+  // Likewise, but only what reading takes: the pages of the parities, where they tell all.
+  std::map<uint64_t, Error> load_for_reading(std::span<const StripePtr> stripes, Priority priority);
   void read_headers(std::span<HeaderRead> all, Priority priority);
   // The next stripes, for load_ahead(), where somebody reads an object from its begin on and will
   // soon need headers that are not in memory. Empty: none, or others are being loaded.
@@ -109,11 +116,22 @@ class Reader {
 
  private:
   template <typename Take>
+  void each_header_read(std::span<const StripePtr> stripes, uint32_t positions, Priority priority,
+                        const Take& take);
+  struct Reading;
+  Status plan(Reading& reading, std::string_view key, const ObjectPtr& given, uint64_t offset,
+              size_t bytes, Priority priority);
+  Status load_unknown(Reading& reading, const std::vector<StripePtr>& unknown,
+                      const std::vector<Run>& likely, Priority priority);
+  void take_pieces(Reading& reading, const Object& object, uint64_t begin, uint64_t end);
+  void release(Reading& reading);
+  template <typename Take>
   void each_piece(const Object& object, uint64_t begin, uint64_t end, std::byte* memory,
                   const Take& take) const;
   std::vector<Run> likely_bases(const MapState& map, const Object& object, uint64_t begin,
                                 uint64_t end, std::byte* memory) const;
   bool is_there(const Run& run) const;
+  bool has_zeros(const Run& piece) const;
   std::vector<uint32_t> crcs_of(const Run& run) const;
   std::vector<Run> wrong_of(const std::vector<Run>& runs, const std::vector<size_t>& ops,
                             const ShardBatch& batch) const;

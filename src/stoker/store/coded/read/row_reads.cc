@@ -8,17 +8,6 @@
 #include "stoker/base/check.h"
 
 namespace stoker::coded {
-namespace {
-
-uint32_t positions_of(const Stripe& stripe, ShardSet set) {
-  uint32_t positions = 0;
-  for (size_t i = 0; i < stripe.shards.size(); ++i)
-    positions |= (set & shard_bit(stripe.shards[i])) != 0 ? uint32_t{1} << i : 0;
-  return positions;
-}
-
-}  // namespace
-
 RowReads::RowReads(Shards& shards, ShardSet live, std::span<RowsWanted> all,
                    std::shared_ptr<const void> memory, Priority priority)
     : shards_(shards),
@@ -29,8 +18,8 @@ RowReads::RowReads(Shards& shards, ShardSet live, std::span<RowsWanted> all,
   const ShardSet lagging = shards.stragglers().lagging();
   sets_.reserve(all.size());
   for (const RowsWanted& rows : all)
-    sets_.emplace_back(shape_, rows, positions_of(*rows.stripe, live) & ~rows.avoid,
-                       positions_of(*rows.stripe, lagging), memory_ != nullptr);
+    sets_.emplace_back(shape_, rows, rows.stripe->positions_on(live) & ~rows.avoid,
+                       rows.stripe->positions_on(lagging), memory_ != nullptr);
   begin();
 }
 

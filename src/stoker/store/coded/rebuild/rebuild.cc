@@ -64,7 +64,7 @@ void Rebuilder::install(const StripePtr& stripe, Headers headers) {
   STOKER_CHECK(!stripe->folding);
   stripe->folding = true;
   map.wait([&] { return stripe->readers == 0; });
-  stripe->headers = std::move(headers);
+  stripe->headers = std::make_shared<Headers>(std::move(headers));
   stripe->folding = false;
   map_.changed();
 }
@@ -373,7 +373,7 @@ Status Rebuilder::mend_unread(const StripePtr& stripe) {
 Status Rebuilder::load_headers_paced(const StripePtr& stripe) {
   {
     const auto map = map_.lock();
-    if (stripe->headers) return {};
+    if (stripe->has_whole_headers()) return {};
   }
   pace_.spend(static_cast<uint64_t>(std::popcount(map_.live_positions(*stripe))) *
               header_bytes(shape_));

@@ -214,7 +214,8 @@ void Recovery::choose_folds() {
 void Recovery::choose_vals() {
   const auto map = map_.lock();
   for (const auto& [id, raw] : raw_) {
-    if (const StripePtr stripe = find_stripe(id)) stripe->headers = raw.merge(shape_);
+    if (const StripePtr stripe = find_stripe(id))
+      stripe->headers = std::make_shared<Headers>(raw.merge(shape_));
   }
   for (auto& [key, found] : found_.vals) {
     const StripePtr stripe = find_stripe(found.item.stripe);

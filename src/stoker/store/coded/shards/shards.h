@@ -123,6 +123,7 @@ struct Area {
   Slice into;
   std::vector<bool> readable = {};  // by block
   bool any() const { return std::find(readable.begin(), readable.end(), true) != readable.end(); }
+  bool all() const { return std::find(readable.begin(), readable.end(), false) == readable.end(); }
 };
 // Reads them all at once, and what fails of them block by block: a bad sector takes nothing with it
 // that stands beside it. What cannot be read is zeros. Why something could not; empty: all was

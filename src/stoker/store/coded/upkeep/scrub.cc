@@ -360,7 +360,7 @@ class Scrubbing {
     const StripePtr stripe = next_stripe();
     if (!stripe) return {};
     const auto map = map_.lock();
-    return Looking{key_, stripe, stripe->headers.has_value(), nullptr};
+    return Looking{key_, stripe, stripe->headers != nullptr, nullptr};
   }
 
   // Whoever asked waits for it: all chunks of a stripe at once, as each is on its own disk; and
