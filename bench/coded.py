@@ -84,6 +84,10 @@ def tables(result: dict) -> str:
             f"| {'yes' if share >= row['goal'] else 'NO'} "
             f"| {row['coded_cpu_seconds_per_gb']:.2f} |"
         )
+    for row in result["results"]:
+        if used := row.get("plain_used_all"):
+            speeds = f"{min(used) / 1e6:.0f} to {max(used) / 1e6:.0f}"
+            lines += ["", f"Plain, {row['what'].split(';')[0]}, each looked at: {speeds} MB/s."]
     lines += ["", "| updates of 4 KiB | a second | p50 us | p99 us | longest ms |"]
     lines += ["|---|---|---|---|---|"]
     for row in result["updates"]:
