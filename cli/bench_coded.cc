@@ -129,7 +129,7 @@ class PlainFile {
     STOKER_TRY(load(Load::Kind::read));
     return static_cast<double>(bytes_) / seconds_since(begun);
   }
-  // `use`: and compares each with a checksum, as the store does. On some machines a transfer into
+  // `use`: and takes the checksum of each, as the store does. On some machines a transfer into
   // memory that a processor has looked at is slower than one into memory that none has.
   Result<double> read_medium(bool use) {
     std::mt19937_64 random(use ? 6 : 5);  // elsewhere

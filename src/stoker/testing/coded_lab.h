@@ -28,6 +28,15 @@ inline void update(Store& store, const std::string& key, Bytes& content, size_t 
   std::memcpy(content.data() + offset, from.data(), bytes);
 }
 
+// By updates of this object, over what is in the logs of others: opening reads no headers of those
+// then.
+inline void write_logs_anew(CodedStore& store, const std::string& key, Bytes& content) {
+  for (uint64_t i = 0; i < 200; ++i) {
+    ASSERT_NO_FATAL_FAILURE(update(store, key, content, i % 2 * 65'536, 53'248, 100 + i));
+    ASSERT_OK(store.fold_all().wait());
+  }
+}
+
 inline CodedWorldOptions quiet(size_t k, size_t m) {
   CodedWorldOptions options;
   options.k = k;

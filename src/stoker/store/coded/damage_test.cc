@@ -97,14 +97,6 @@ class Damaged {
   std::array<Chunk, 3> chunks_;
 };
 
-// Over what is in the logs of other objects: opening reads no headers of those then.
-void write_logs_anew(CodedStore& store, const std::string& key, Bytes& content) {
-  for (uint64_t i = 0; i < 200; ++i) {
-    ASSERT_NO_FATAL_FAILURE(update(store, key, content, i % 2 * 65'536, 53'248, 100 + i));
-    ASSERT_OK(store.fold_all().wait());
-  }
-}
-
 TEST(CodedDamage, HealthTellsOnWhichDiskReadsWentWrong) {
   Damaged run;
   run.flip(0, 3);

@@ -80,8 +80,8 @@ std::map<uint64_t, Error> Reader::load_headers(std::span<const StripePtr> stripe
   return failed;
 }
 
-// A third of the pages of 6+3. A block that is old and matches them was lost by its disk, and as
-// old by all of the parities'.
+// With 6+3 a third of the pages. An old block matches them only if its disk lost the new one, and
+// the disks of all parities lost what tells of it.
 std::map<uint64_t, Error> Reader::load_for_reading(std::span<const StripePtr> stripes,
                                                    Priority priority) {
   std::vector<StripePtr> unknown, rest;
