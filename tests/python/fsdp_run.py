@@ -8,6 +8,7 @@ to start than it must.
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import hashlib
 import json
 import math
@@ -109,6 +110,7 @@ class Tell:
 
 
 def _in_process(folder: Path, rank: int, world: int, work, limit: float, options: dict) -> None:
+    faulthandler.enable()  # a rank that is ended by a signal says where each thread was
     torch.set_num_threads(1)
     tell = Tell(folder / f"rank-{rank}")
     try:

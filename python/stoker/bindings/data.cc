@@ -267,7 +267,7 @@ PyBatch start(const PyBatchReader& reader, data::Reads reads) {
   const Future<BatchPtr>& future = begun.batch;
   for (size_t i = 0; i < reader.stores.size(); ++i) {
     StoreHandle* const store = reader.stores[i].get();
-    store->track(future).on_done([store, i](const Result<BatchPtr>& batch) {
+    (void)store->track(future, [store, i](const Result<BatchPtr>& batch) {
       if (batch) store->read_bytes.add((*batch)->asked[i]);
     });
   }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "stoker/base/fork.h"
@@ -60,18 +61,24 @@ class StoreHandle {
       : runtime(std::move(the_runtime)), store(the_store.release()) {}
   ~StoreHandle() { close(); }
 
-  // Counts a future of the store: it is not closed before all are done.
-  template <typename T>
-  Future<T> track(Future<T> future) {
+  // Counts a future of the store: it is not closed before all are done. `first` is called with the
+  // result before this one counts as done: behind that the handle may be gone.
+  template <typename T, typename F>
+  Future<T> track(Future<T> future, F first) {
     {
       MutexLock lock(mutex_);
       ++pending_;
     }
-    future.on_done([this](const Result<T>&) {
+    future.on_done([this, first = std::move(first)](const Result<T>& result) {
+      first(result);
       MutexLock lock(mutex_);
       if (--pending_ == 0) idle_.notify_all();
     });
     return future;
+  }
+  template <typename T>
+  Future<T> track(Future<T> future) {
+    return track(std::move(future), [](const Result<T>&) {});
   }
   // Transactions are the store's to end when it is closed: Python may keep their objects for long.
   std::shared_ptr<struct TransactionBox> add(std::unique_ptr<Transaction> transaction);

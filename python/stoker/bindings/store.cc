@@ -457,7 +457,7 @@ std::weak_ptr<Answers> answers_of(const Store& store) {
 // Counts the bytes once they moved, and lets the store wait for them when it is closed.
 PyFuture transfer(const std::shared_ptr<StoreHandle>& store, const Future<void>& future,
                   Counter& counter, uint64_t bytes, const std::weak_ptr<Answers>& answers = {}) {
-  store->track(future).on_done([&counter, bytes](const Status& status) {
+  (void)store->track(future, [&counter, bytes](const Status& status) {
     if (status) counter.add(bytes);
   });
   return {.version = {}, .done = future, .store = store, .answers = answers};
