@@ -197,6 +197,47 @@ def offload_imports(path: Path) -> list[tuple[int, str]]:
     return found
 
 
+def circles(root: Path) -> list[str]:
+    """No module of python/stoker is imported by one that it imports itself, be it by others and be
+    it for types only."""
+    folder = root / "python"
+    modules = {}
+    for path in files(root):
+        if path.suffix in {".py", ".pyi"} and path.is_relative_to(folder / "stoker"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    seen = {name: sorted(imports(name, path, modules)) for name, path in modules.items()}
+    problems, done = [], set()
+
+    def follow(name: str, way: list[str]) -> None:
+        if name in way:
+            problems.append("a circle of imports: " + " -> ".join([*way[way.index(name) :], name]))
+        elif name not in done:
+            for other in seen[name]:
+                follow(other, [*way, name])
+            done.add(name)
+
+    for name in sorted(modules):
+        follow(name, [])
+    return problems
+
+
+def imports(name: str, path: Path, modules: dict[str, Path]) -> set[str]:
+    """Which of the modules this one imports. Of a package what is named, not its face, which may
+    import all that is in it."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            inside = {f"{base}.{alias.name}" for alias in node.names}
+            found |= {each for each in inside if each in modules} or {base}
+    return (found & set(modules)) - {name}
+
+
 # Attributes of what torch and Python make.
 OF_OTHERS = {"grad", "data", "__class__", "__deepcopy__", "_compiled_call_impl", "_opt_called"}
 OF_OTHERS |= {"__cause__", "errno", "restype", "writeable"}
@@ -588,6 +629,7 @@ RULES: list[Callable[[Path], list[str]]] = [
     coded_owners_below,
     friends,
     upward_imports,
+    circles,
     set_from_outside,
     banned_words,
     unused_files,
@@ -658,6 +700,26 @@ BROKEN = [
     (
         upward_imports,
         {f"{OFFLOAD}steps/steps.py": "from . import late\nimport stoker.offload.paging.order"},
+        0,
+    ),
+    (
+        circles,
+        {
+            f"{OFFLOAD}steps/late.py": "def f():\n    from . import steps",
+            f"{OFFLOAD}steps/steps.py": "import stoker.offload.steps.update",
+            f"{OFFLOAD}steps/update.py": (
+                "if TYPE_CHECKING:\n    from stoker.offload.steps.late import Late"
+            ),
+        },
+        1,
+    ),
+    (
+        circles,
+        {
+            "python/stoker/data/__init__.py": "from .order import Order",
+            "python/stoker/data/order.py": "from stoker.data import names\nimport torch",
+            "python/stoker/data/names.py": "",
+        },
         0,
     ),
     (set_from_outside, {f"{OFFLOAD}run/x.py": "session.record.step = 1\nsession.left = True"}, 2),

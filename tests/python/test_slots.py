@@ -13,7 +13,7 @@ from PIL import Image
 
 import stoker
 from stoker.data import Files, Jpeg, Loader, Rows, Tokens, slots
-from stoker.data.slots import batch_bytes
+from stoker.data.images import batch_bytes
 from stoker.errors import InvalidArgument, OverBudget, StokerError
 
 from test_loader import Numbers, npy, put

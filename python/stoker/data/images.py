@@ -140,6 +140,14 @@ class Decoding:
         return batch
 
 
+def batch_bytes(sources: Several[Any], batch: int, decode: Jpeg | None) -> int:
+    """Of a batch in memory, as far as that is known before."""
+    if decode is not None:
+        depth = 1 if decode.normalise is None else 4
+        return batch * decode.height * decode.width * 3 * depth
+    return int(batch * max(each.slot_bytes for each in sources))
+
+
 def name_of(sample: Any, number: int) -> str:
     """Of a sample of a tar file or a folder; of others their number."""
     if isinstance(sample, dict):

@@ -22,10 +22,10 @@ from . import windows
 from .account import HAND_OVER, Account, Stages
 from .empty import NONE, Shape
 from .following import Following
-from .images import Decoded, Decoding, Jpeg, name_of
+from .images import Decoded, Decoding, Jpeg, batch_bytes, name_of
 from .order import Sequence
 from .planning import choose
-from .slots import Slots, batch_bytes
+from .slots import Slots
 from .stored import UNPACKED_BYTES, Reading, StoredSources, all_stored
 from .threads import Scaling, default_cpus
 from .watch import Watch

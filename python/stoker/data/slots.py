@@ -16,7 +16,6 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence as Several
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,6 @@ import torch
 
 from stoker import _core
 from stoker.errors import StokerError
-
-from .images import Jpeg
 
 # Of loaders that are gone, while somebody still has a batch.
 _left: list[_Registered] = []
@@ -80,14 +77,6 @@ class _Lent:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._copies.hold(self._memory)
-
-
-def batch_bytes(sources: Several[Any], batch: int, decode: Jpeg | None) -> int:
-    """Of a batch in memory, as far as that is known before."""
-    if decode is not None:
-        depth = 1 if decode.normalise is None else 4
-        return batch * decode.height * decode.width * 3 * depth
-    return int(batch * max(each.slot_bytes for each in sources))
 
 
 class _Registered:

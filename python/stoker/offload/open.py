@@ -276,7 +276,7 @@ def offload(
         session.run()
         offloaded = OffloadedOptimizer(session, optimizer)
         if had_state and not holds_run:
-            session.stored.load_full_state(had_state)
+            session.replacing.load_full_state(had_state)
         forget(own)
         if agreement is not None:
             session.installed.keep(install_shards(model, session))

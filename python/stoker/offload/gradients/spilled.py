@@ -18,7 +18,8 @@ they return, are refused.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Iterator, Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -27,7 +28,6 @@ from stoker.errors import StokerError, Unsupported
 from stoker.offload.division.spill import PLACES
 
 if TYPE_CHECKING:
-    from stoker.offload.gradients.spilling import SpillingGradients
     from stoker.offload.gradients.window import Home
     from stoker.offload.model.blocks import Param
 
@@ -44,13 +44,26 @@ _KNOWN = 8  # how many contents of a gradient are recognized
 _numbers = itertools.count()
 
 
+class Owner(Protocol):
+    """Who has the bytes of spilled gradients (spilling.py)."""
+
+    lock: AbstractContextManager
+    closed: bool
+
+    def bring(self, home: Home, keep: tuple[Home, ...] = ()) -> torch.Tensor:
+        """The bytes of a unit's gradients, until the next call."""
+
+    def changing(self, regions: set[Region]) -> AbstractContextManager[None]:
+        """Around a change of their bytes, which are in memory."""
+
+
 class Region:
     """A parameter's spilled gradient, from when it was laid into its home until the last tensor
     over it is gone."""
 
     __slots__ = ("owner", "home", "param", "number", "writes", "known", "_last", "__weakref__")
 
-    def __init__(self, owner: SpillingGradients, home: Home, param: Param) -> None:
+    def __init__(self, owner: Owner, home: Home, param: Param) -> None:
         self.owner, self.home, self.param = owner, home, param
         self.number, self.writes = next(_numbers), 0  # together they tell its bytes from any others
         # hash of its bytes -> `writes` then: a change that is undone is none

@@ -29,9 +29,9 @@ from stoker.offload.model.blocks import Block, Param, repeated_layers
 from stoker.offload.model.compiled import CUT, compiled, in_place, refuse_cuda_graphs_of_callers
 from stoker.offload.model.transforms import refuse, transforming, unwrapped
 from stoker.offload.observe.context import Gate
+from stoker.offload.paging.offloaded import harmless
 from stoker.offload.paging.pager import Pager
 from stoker.offload.paging.saved import Kept
-from stoker.offload.paging.shown import harmless
 
 _VIEWS = (
     "TBackward0",
@@ -125,7 +125,7 @@ class Hooks:
 
     def _hook(self, module: nn.Module, block: Block | None) -> None:
         if module in self._graphs and in_place(module):
-            self._handles.append(Around(self, module, block))
+            self._handles.append(Around(module, block, self.enter, self.exit))
             return
         # prepend: before the user's own pre-hooks, which may read weights; after all of them on the
         # way out

@@ -16,25 +16,50 @@ user still holds can never see another block's bytes.
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Iterator, Protocol
 
 import torch
 
 from stoker.errors import OverBudget
 from stoker.offload.model.blocks import Block, Param, Unit
+from stoker.offload.paging.offloaded import ALONE, InUse, Offloaded, Place, become, uses
 from stoker.offload.paging.order import OUTDATED, Ahead, LastUsed, Outlook, Recorder
-from stoker.offload.paging.shown import ALONE, InUse, Offloaded, Place, become, uses
 from stoker.offload.paging.slot import Slot, drain, placeholders
 
 if TYPE_CHECKING:
     from stoker.offload.observe.context import Context
     from stoker.offload.paging.pending import Pending
-    from stoker.offload.paging.shown import Shown
     from stoker.offload.storage.planes import Planes
 
 CURRENT, STAGED = "current", "staged"  # the two pools of copies
 # about what a disk moves while it answers one request: so much is to be under way at least
 LATENCY_BYTES = 1 << 20
+
+
+class Looks(Protocol):
+    """Those who look at parameters that are not in use, as the pager meets them (shown.py)."""
+
+    def during(self, block: Block) -> None:
+        """The block's weights are used. InvalidArgument if what the loop did to them since the
+        forward began would come too late for that."""
+
+    def exposed(self, block: Block) -> None:
+        """The block's parameters show the pager's memory from here on."""
+
+    def has(self, param: Param) -> bool:
+        """Whether the parameter shows a copy that they have."""
+
+    def watch(self, param: Param, place: Place) -> None:
+        """The parameter has left this memory. A change there is an error for as long as somebody
+        refers to it."""
+
+    def watches(self, param: Param) -> bool: ...
+
+    def was_taken(self, param: Param) -> bool:
+        """Whether somebody got a way to change the weight in use that torch does not see."""
+
+    def written(self, param: Param) -> bool:
+        """Whether the weight was changed since it was taken. Asked at the end of its use."""
 
 
 class Pager:
@@ -52,7 +77,7 @@ class Pager:
     resident = False
 
     def __init__(
-        self, blocks: list[Block], planes: Planes, context: Context, shown: Shown | None
+        self, blocks: list[Block], planes: Planes, context: Context, shown: Looks | None
     ) -> None:
         """`shown`: what parameters show that are not in use; None where nobody looks at them."""
         self.blocks = blocks

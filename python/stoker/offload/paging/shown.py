@@ -14,19 +14,16 @@ reaches no weight, and is an error.
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Protocol
 
 import torch
-from torch import nn
-from torch._guards import TracingContext
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from stoker.errors import InvalidArgument
 from stoker.offload.model.blocks import Block, Param, fills
 from stoker.offload.model.transforms import refuse, transforming
+from stoker.offload.paging.offloaded import ALONE, Place, become, storage_of, uses
 from stoker.offload.paging.saved import Kept
 
 if TYPE_CHECKING:
@@ -36,139 +33,8 @@ if TYPE_CHECKING:
 _autograd = torch._C._autograd
 PENDING_BYTES = 32 << 20  # of changed copies that nobody refers to: more are written at once
 
-# Properties of a parameter that give its values, or set them; all others are known without them.
-_VALUES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
-# What asks or changes something other than the values.
-_HARMLESS = frozenset(
-    "__hash__ __len__ size dim ndimension numel nelement stride storage_offset element_size "
-    "is_contiguous is_floating_point is_complex is_signed type requires_grad_ register_hook "
-    "register_post_accumulate_grad_hook has_names get_device".split()
-)
-
-
 # What gives the place of the values, by which they may be changed unseen.
 _PLACES = frozenset(("data_ptr", "untyped_storage", "storage"))
-
-
-def harmless(func: Callable) -> bool:
-    """Whether a torch function leaves the values of its operands alone."""
-    name = getattr(func, "__name__", "")
-    if name in ("__get__", "__set__"):
-        return getattr(func.__self__, "__name__", "") not in _VALUES
-    return name in _HARMLESS
-
-
-def parameters_in(values: Any) -> Iterator[torch.Tensor]:
-    """The parameters in nested arguments."""
-    for value in values:
-        if isinstance(value, nn.Parameter):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from parameters_in(value)
-        elif isinstance(value, dict):
-            yield from parameters_in(value.values())
-
-
-class Offloaded:
-    """Mixed into the class of a parameter whose weights are not for torch to see just now: torch
-    hands us what is called with it."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        # A compiler asks for what it can know without values.
-        if harmless(func) or TracingContext.try_get() is not None:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        given = parameters_in((*args, *kwargs.values()))
-        tensors = [each for each in given if isinstance(each, Offloaded)]
-        return tensors[0]._stoker_session.shown.call(tensors, func, args, kwargs)
-
-    @property
-    # Past __torch_function__: it is asked for often, and by us for every update.
-    def grad(self) -> torch.Tensor | None:
-        with torch._C.DisableTorchFunctionSubclass():
-            return _grad.__get__(self)
-
-    @grad.setter
-    def grad(self, value: torch.Tensor | None) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
-            _grad.__set__(self, value)
-
-    @grad.deleter
-    def grad(self) -> None:
-        self.grad = None
-
-
-def _handed(name: str) -> Callable:
-    """A method that torch does not hand to anybody."""
-    torchs = getattr(torch.Tensor, name)
-    hand = Offloaded.__torch_function__
-    return lambda self, *args, **kwargs: hand(torchs, (), (self, *args), kwargs)
-
-
-for _name in ("set_", "as_subclass"):
-    setattr(Offloaded, _name, _handed(_name))
-
-
-class InUse:
-    """Mixed into the class of a parameter that shows the pager's memory: what gives a way to change
-    that unseen by torch is noted."""
-
-
-def _noting(name: str) -> Any:
-    """A method or property of torch's that gives such a way."""
-    torchs = getattr(torch.Tensor, name)
-
-    def note(self) -> None:
-        if (session := getattr(self, "_stoker_session", None)) is not None:
-            session.shown.taken(session.by_tensor[self])
-
-    if not callable(torchs):
-
-        def get(self):
-            note(self)
-            return torchs.__get__(self)
-
-        return property(get, torchs.__set__)
-
-    def method(self, *args, **kwargs):
-        note(self)
-        return torchs(self, *args, **kwargs)
-
-    return method
-
-
-for _name in "data detach numpy untyped_storage storage data_ptr __array__ __dlpack__".split():
-    setattr(InUse, _name, _noting(_name))
-
-_grad = torch.Tensor.grad
-_owns: dict[type, type] = {}  # a class made here -> the parameter's own
-_made: dict[tuple[type, type], type] = {}
-
-
-def become(tensor: torch.Tensor, kind: type | None) -> None:
-    """The parameter is an Offloaded or an InUse from here on, or (None) one like any other
-    again."""
-    own = _owns.get(type(tensor), type(tensor))
-    if kind is None:
-        tensor.__class__ = own
-        return
-    made = _made.get((kind, own))
-    if made is None:
-        made = _made[kind, own] = type(own.__name__, (kind, own), {"__module__": own.__module__})
-        _owns[made] = own
-    tensor.__class__ = made
-
-
-def uses(tensor: torch.Tensor) -> int:
-    """How many refer to the tensor's storage: tensors, and who holds the storage itself."""
-    storage = _storage(tensor)
-    return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
-
-
-_storage, _detach = torch._C.TensorBase.untyped_storage, torch._C.TensorBase.detach
-ALONE = uses(torch.empty(1))  # of a storage that one tensor has
 
 
 @dataclass(eq=False)
@@ -182,31 +48,6 @@ class Copy:
     # When it was hashed, a graph whose backward was still to run had the weights.
     hashed_early: bool = False
     early: bool = False  # when it was changed
-
-
-@dataclass(frozen=True)
-class Place:
-    """Memory that somebody may refer to, without keeping it alive."""
-
-    storage: StorageWeakRef
-    dtype: torch.dtype
-    shape: tuple  # size, stride, offset
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> Place:
-        with torch._C.DisableTorchFunction():
-            shape = tensor.storage_offset(), tensor.size(), tensor.stride()
-            return Place(StorageWeakRef(_storage(tensor)), tensor.dtype, shape)
-
-    @torch.inference_mode(False)
-    def memory(self) -> torch.Tensor | None:
-        """None if nobody else refers to it any more."""
-        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
-        if storage is None:
-            return None
-        memory = torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, *self.shape)
-        del storage
-        return memory if uses(memory) > ALONE else None
 
 
 class Owner(Protocol):
@@ -310,7 +151,7 @@ class Shown:
 
     def digest(self, tensor: torch.Tensor) -> bytes:
         with torch._C.DisableTorchFunction():
-            here = _detach(tensor).cpu()
+            here = torch._C.TensorBase.detach(tensor).cpu()
             here = here if fills(here) else here.contiguous()
             core = self._session.planes.session
             return core.hash(here.data_ptr(), here.nbytes) if here.nbytes else b""
@@ -420,10 +261,10 @@ class Shown:
         before, unless it is that which it was given."""
         mine = [left for left in self._left if left[0] is param]
         self._left = [left for left in self._left if left[0] is not param]
-        here = _storage(param.tensor)._cdata
+        here = storage_of(param.tensor)._cdata
         for _, place, digest in mine:
             memory = place.memory()
-            if memory is None or _storage(memory)._cdata != here:
+            if memory is None or storage_of(memory)._cdata != here:
                 continue
             if self.digest(memory) != digest:
                 del self._copies[param]

@@ -14,8 +14,9 @@ from torch import nn
 
 from stoker.errors import InvalidArgument, OutOfSpace
 from stoker.offload.hooks.hooks import Hook
-from stoker.offload.paging.shown import become
-from stoker.offload.run.left import _owners
+from stoker.offload.paging.offloaded import become
+from stoker.offload.run.left import owners_of
+from stoker.offload.run.loading import check_assign
 
 if TYPE_CHECKING:
     from stoker.offload.model.blocks import Param
@@ -43,7 +44,7 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
     session.check_open()
     if session.pager.resident:  # the weights are there: each rank's shards
         if write:
-            session.stored.writing_weights()
+            session.replacing.writing_weights()
         yield
         return
     session.shown.settle()
@@ -56,17 +57,9 @@ def gather(params: torch.Tensor | Iterable[torch.Tensor], write: bool = False) -
             session.pager.hold(param, session.weights.current(param).to(session.pager.device))
         yield
         if write:
-            session.stored.write_weights({param: param.tensor.data for param in named})
+            session.replacing.write_weights({param: param.tensor.data for param in named})
     finally:
         session.weights.restore(ours)
-
-
-def _check_assign(metadata: dict) -> None:
-    if metadata.get("assign_to_params_buffers"):
-        raise InvalidArgument(
-            "load_state_dict(assign=True) would take the parameters away from the optimizer and the"
-            " store; leave assign off"
-        )
 
 
 def install_shards(model: nn.Module, session: Session) -> list:
@@ -74,7 +67,7 @@ def install_shards(model: nn.Module, session: Session) -> list:
     shards."""
     for param in session.params:
         param.tensor._stoker_session = session
-    check = Hook(lambda module, state, prefix, metadata, *_others: _check_assign(metadata))
+    check = Hook(lambda module, state, prefix, metadata, *_others: check_assign(metadata))
     return [module.register_load_state_dict_pre_hook(check) for module in model.modules()]
 
 
@@ -145,84 +138,13 @@ def install_state_dict(model: nn.Module, session: Session) -> list:
             # torch takes what it shows into the state_dict(), and fill() puts its weights there
             become(param.tensor, None)
 
-    owners = _owners(model, session)
+    owners = owners_of(model, session.by_tensor)
     handles = [module.register_state_dict_pre_hook(Hook(begin)) for module in owners]
     handles += [module.register_state_dict_post_hook(fill) for module in owners]
     for module in model.modules():
         handles.append(module.register_load_state_dict_pre_hook(Hook(session.loading.enter)))
         handles.append(module.register_load_state_dict_post_hook(Hook(session.loading.leave)))
     return handles
-
-
-class Loading:
-    """load_state_dict() as one commit: each module's weights are staged when it has taken them, and
-    leave memory again.
-
-    torch tells nobody when a call as a whole begins or ends. But all modules of one call see the
-    same list of missing keys, and the first that begins is the last that ends. A call that broke
-    off in the middle is given up when anything else begins.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self._call: list | None = None  # the missing keys of the call under way
-        self._first: nn.Module | None = None
-        self._writing = None
-        self._paged: set = set()  # parameters that hold their weights for it
-
-    def give_up(self) -> None:
-        """Forgets the call under way, if there is one: the store keeps the weights it had."""
-        if self._call is not None:
-            self._call = self._first = self._writing = None
-            self.session.weights.restore([*self._paged])
-            self._paged.clear()
-
-    def enter(
-        self,
-        module: nn.Module,
-        state: dict,
-        prefix: str,
-        metadata: dict,
-        _strict: bool,
-        missing: list,
-        *_others,
-    ) -> None:
-        _check_assign(metadata)
-        session = self.session
-        if missing is not self._call:
-            self.give_up()
-            self._writing = session.stored.writing_weights()
-            self._call, self._first = missing, module
-        for name, tensor in module._parameters.items():
-            param = session.by_tensor.get(tensor)
-            if param is None or param in session.pager.held:
-                continue
-            if (
-                prefix + name in state
-                or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
-            ):
-                session.pager.hold(param, session.weights.current(param).to(session.pager.device))
-                self._paged.add(param)
-
-    def leave(self, module: nn.Module, keys) -> None:
-        if keys.missing_keys is not self._call:
-            return
-        session = self.session
-        try:
-            ours = [
-                session.by_tensor[param]
-                for param in module._parameters.values()
-                if session.by_tensor.get(param) in session.pager.held
-            ]
-            self._writing.stage({param: param.tensor.data for param in ours})
-            session.weights.restore([param for param in ours if param in self._paged])
-            self._paged.difference_update(ours)
-            if module is self._first:
-                self._writing.commit()
-                self.give_up()
-        except BaseException:
-            self.give_up()
-            raise
 
 
 def _params(module: nn.Module, session: Session) -> list[Param]:

@@ -10,7 +10,7 @@ from stoker.errors import InvalidArgument
 from stoker.offload.model.blocks import Param
 from stoker.offload.paging.pager import Pager
 from stoker.offload.paging.shown import Shown
-from stoker.offload.run.stored_state import WeightWriting
+from stoker.offload.run.replacing import WeightWriting
 from stoker.offload.steps.steps import Steps
 
 

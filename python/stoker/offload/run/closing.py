@@ -53,4 +53,4 @@ def give_up(session: Session) -> None:
         if session.agreement is not None:
             session.agreement.ranks.leave("the optimizer was closed")
         if session.left_memory:
-            refuse_state_dict(session.model, session)
+            refuse_state_dict(session.model, session.runtime.path, session.by_tensor)

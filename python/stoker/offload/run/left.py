@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Container
 
+import torch
 from torch import nn
 
 from stoker.errors import StokerError
 from stoker.offload.hooks.hooks import Hook
 from stoker.offload.model.absent import Absent, forget
-
-if TYPE_CHECKING:
-    from stoker.offload.run.session import Session
+from stoker.offload.model.blocks import Param
 
 
-def refuse_state_dict(model: nn.Module, session: Session) -> None:
-    """After close(): the weights are in the store, and a state_dict() of placeholders would pass
-    for one."""
-    path = session.runtime.path
+def refuse_state_dict(model: nn.Module, path: str, params: dict[torch.Tensor, Param]) -> None:
+    """After close(): the weights are in the store at `path`, and a state_dict() of placeholders
+    would pass for one."""
 
     def refuse(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         raise StokerError(
@@ -36,11 +34,11 @@ def refuse_state_dict(model: nn.Module, session: Session) -> None:
             f"Call stoker.offload() with resume=True, then load; or load into a new model"
         )
 
-    forget(session.by_tensor)  # they may have been left, or built, before
-    owners = _owners(model, session)
+    forget(params)  # they may have been left, or built, before
+    owners = owners_of(model, params)
     handles = [module.register_state_dict_pre_hook(Hook(refuse)) for module in owners]
     handles += [module.register_load_state_dict_pre_hook(Hook(refuse_load)) for module in owners]
-    for param in session.params:
+    for param in params.values():
         param.tensor._stoker_away = Left(param.stride, path, handles)
 
 
@@ -62,11 +60,10 @@ class Left(Absent):
             handle.remove()
 
 
-def _owners(model: nn.Module, session: Session) -> list[nn.Module]:
+def owners_of(model: nn.Module, params: Container[torch.Tensor]) -> list[nn.Module]:
+    """The modules that have some of the parameters themselves."""
     return [
         module
         for module in model.modules()
-        if any(
-            param in session.by_tensor for param in module._parameters.values() if param is not None
-        )
+        if any(param in params for param in module._parameters.values() if param is not None)
     ]

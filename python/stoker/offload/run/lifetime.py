@@ -16,18 +16,32 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from stoker import _core
 from stoker.errors import Unsupported
+from stoker.offload.model.blocks import Param
+from stoker.offload.paging.pager import Pager
+from stoker.offload.storage.open_store import OpenStore
 
-if TYPE_CHECKING:
-    from stoker.offload.run.session import Session
 
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-_forked: weakref.WeakSet[Session] = weakref.WeakSet()  # those of a process that forked this one
+class Watched(Protocol):
+    """A session, as it is met here."""
+
+    runtime: OpenStore
+    pager: Pager
+    params: list[Param]
+    closed: bool
+    trained_by: int | None  # the thread that called the model last
+
+    def replace_locks(self, lock: Any) -> None:
+        """Whoever enters from now on meets this lock."""
+
+
+_sessions: weakref.WeakSet[Watched] = weakref.WeakSet()
+_forked: weakref.WeakSet[Watched] = weakref.WeakSet()  # those of a process that forked this one
 _types: dict[type, type] = {}
 # What of a parameter can be asked without its values.
 _KNOWN = frozenset(
@@ -39,20 +53,20 @@ SECONDS_TO_STOP = 5.0  # how long the end of the interpreter waits for threads t
 IDLE_LOOKS = 50  # a thread that is elsewhere at so many looks, 10 ms apart, does not train
 
 
-def watch(session: Session) -> None:
+def watch(session: Watched) -> None:
     _sessions.add(session)
 
 
-def is_forked(session: Session) -> bool:
+def is_forked(session: Watched) -> bool:
     return session in _forked
 
 
-def check_process(session: Session) -> None:
+def check_process(session: Watched) -> None:
     if is_forked(session):
         raise Unsupported(_sentence(session))
 
 
-def _sentence(session: Session) -> str:
+def _sentence(session: Watched) -> str:
     return (
         f"this model's weights are in the store at {session.runtime.path}, which belongs to the "
         "process that forked this one; they are out of reach here: in a DataLoader's worker leave "
@@ -66,7 +80,7 @@ def _sentence(session: Session) -> str:
 class _OutOfReach:
     """In place of a session's lock: whoever enters gets the error."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Watched) -> None:
         self._session = session
 
     def __enter__(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from stoker.offload.model.absent import away_of
 from stoker.offload.model.blocks import Param, local
-from stoker.offload.paging.shown import Place
+from stoker.offload.paging.offloaded import Place
 from stoker.offload.storage.lineage import Lineage, fresh_name
 from stoker.offload.storage.planes import put
 from stoker.offload.storage.record import META_MODEL, META_STATE, dump, environment, load

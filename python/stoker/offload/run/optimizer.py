@@ -141,7 +141,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             order = [param for group in self.param_groups for param in group["params"]]
             entries = {int(i): entry for i, entry in state_dict["state"].items()}
             # as torch: what it lacks begins anew
-            self._session.stored.load_full_state(
+            self._session.replacing.load_full_state(
                 {param: entries.get(i, {}) for i, param in enumerate(order)}
             )
         for hook in self._optimizer_load_state_dict_post_hooks.values():

@@ -32,17 +32,18 @@ from stoker.offload.paging.shown import Shown
 from stoker.offload.ranks.ranks import sharded_modules
 from stoker.offload.ranks.shared_steps import SharedSteps
 from stoker.offload.run import lifetime
-from stoker.offload.run.access import Loading
 from stoker.offload.run.changes import Changes
 from stoker.offload.run.choices import Choices
 from stoker.offload.run.counters import Counters
 from stoker.offload.run.durability import Durability
 from stoker.offload.run.installed import Installed
+from stoker.offload.run.loading import Loading
 from stoker.offload.run.reads import Reads
+from stoker.offload.run.replacing import Replacing
 from stoker.offload.run.rows import Rows
 from stoker.offload.run.snapshots import Snapshots
 from stoker.offload.run.step_record import StepRecord
-from stoker.offload.run.stored_state import StoredState, WeightWriting
+from stoker.offload.run.stored_state import StoredState
 from stoker.offload.run.trace import Tracing
 from stoker.offload.run.weights import Weights
 from stoker.offload.steps.steps import Steps
@@ -73,7 +74,6 @@ class Session:
         self.left_memory = False  # the weights are in the store and not in the model
         self.closed = False
         self.trained_by: int | None = None  # the thread that called the model last
-        self.loading = Loading(self)
         self.installed = Installed()  # once the model trains out of the store
         self.params = sorted((p for b in blocks for p in b.params), key=lambda p: p.index)
         self.by_tensor = {p.tensor: p for p in self.params}
@@ -99,7 +99,6 @@ class Session:
             torch.device("cpu") if link is None else link.device,
             agreement,
         )
-        self.stored = StoredState(self)
         self.link = link
         self.shown = Shown(self)
         self.pager = make_pager(
@@ -132,16 +131,37 @@ class Session:
         self.durability = Durability(
             self.steps, self.record, self.buffers, self.planes.store, agreement
         )
+        self.stored = StoredState(self.planes, self.steps, self.record, self.by_tensor)
         self.weights = Weights(self.pager, self.shown, self.steps, self.stored)
+        self.replacing = Replacing(
+            self.planes,
+            self.shown,
+            self.weights,
+            self.steps,
+            self.record,
+            self.by_tensor,
+            agreement,
+            self.flush,
+        )
+        self.loading = Loading(self.by_tensor, self.pager, self.weights, self.replacing)
         self.changes = Changes(
             self.params,
             self.pager,
             self.shown,
             self.steps,
-            lambda txn=None: WeightWriting(self, txn),
+            self.replacing.writing,
             self.durability.flush,
         )
-        self.snapshots = Snapshots(self, how.snapshots)
+        self.snapshots = Snapshots(
+            how.snapshots,
+            self.planes.store,
+            self.record,
+            agreement is not None,
+            self.ledger.waiting,
+            self.flush,
+            self._settled,
+            self.become,
+        )
         self.reads = Reads(self.planes.store)
         self.counters = Counters(
             self.planes, self.gradients, self.steps, self.activations, self.ledger.waiting
@@ -327,6 +347,15 @@ class Session:
             self.check_open()
             self.shown.settle()
             self.changes.check_in_place()
+            yield
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Under the lock, with the newest step durable and nothing begun behind it."""
+        with self.lock:
+            self.installed.hooks.unwind()
+            self.steps.abandon()
+            self.flush()
             yield
 
     def replace_locks(self, lock: Any) -> None:

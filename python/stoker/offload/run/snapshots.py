@@ -7,20 +7,21 @@ and the newest that many are kept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Callable
+from typing import Any
 
 from stoker.errors import InvalidArgument, Unsupported
 from stoker.offload.division.layout import changing_bytes, store_capacity
 from stoker.offload.model.algorithm import Algorithm
 from stoker.offload.model.blocks import Block
+from stoker.offload.observe.ledger import Waits
+from stoker.offload.run.step_record import StepRecord
 from stoker.offload.storage import record
 from stoker.offload.storage.bring_back import bring_back
 from stoker.offload.storage.lineage import Lineage, fresh_name
 from stoker.offload.storage.open_store import OpenStore
 from stoker.offload.storage.record import META_MODEL, META_STATE
-
-if TYPE_CHECKING:
-    from stoker.offload.run.session import Session
 
 _NAME = "step-"
 ONE_RANK = (
@@ -64,12 +65,25 @@ def check_room(
 
 
 class Snapshots:
-    """The snapshots of a session's run. `keep`: how many at most."""
+    """The snapshots of a session's run."""
 
-    def __init__(self, session: Session, keep: int) -> None:
-        self._session = session
-        self._store = session.planes.store
-        self.keep = keep
+    def __init__(
+        self,
+        keep: int,
+        store: Any,
+        step_record: StepRecord,
+        sharded: bool,
+        waiting: Waits,
+        flush: Callable[[], None],
+        settled: Callable[[], contextlib.AbstractContextManager],
+        become: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """`keep`: how many at most. `flush` makes the newest step durable; within `settled()` it
+        is, and what was begun behind it is given up. become(state): the store went to another step,
+        whose record this is."""
+        self.keep, self._store, self._record, self._sharded = keep, store, step_record, sharded
+        self._waiting, self._flush, self._settled = waiting, flush, settled
+        self._become = become
 
     def steps(self) -> list[int]:
         return sorted(
@@ -80,16 +94,16 @@ class Snapshots:
 
     def make(self) -> int:
         """Keeps the step as it is now, and forgets the oldest where there are too many."""
-        if self._session.agreement is not None:
+        if self._sharded:
             raise InvalidArgument(ONE_RANK)
         if self.keep < 1:
             raise InvalidArgument(
                 "the store has no room for snapshots; pass snapshots=1 (or more) to"
                 " stoker.offload() when the store is made"
             )
-        with self._session.ledger.waiting("checkpoint"):
-            self._session.flush()
-            step, there = self._session.step_count, self.steps()
+        with self._waiting("checkpoint"):
+            self._flush()
+            step, there = self._record.step, self.steps()
             if step in there:
                 self.drop(step)  # what was attached, or a learning rate, may have changed since
                 there.remove(step)
@@ -99,25 +113,21 @@ class Snapshots:
             return step
 
     def drop(self, step: int) -> None:
-        with self._session.ledger.waiting("checkpoint"):
+        with self._waiting("checkpoint"):
             self._store.drop(f"{_NAME}{step}").wait()
 
     def go_back(self, step: int) -> None:
         """Makes everything what it was at that snapshot, as one durable commit. Other snapshots
         stay."""
-        session, name = self._session, f"{_NAME}{step}"
-        with session.lock:
-            session.installed.hooks.unwind()
-            session.steps.abandon()
-            session.flush()
-            self._bring_back(name)
+        with self._settled():
+            self._bring_back(f"{_NAME}{step}")
 
     def _bring_back(self, name: str) -> None:
         model = record.load(self._store.read_bytes(META_MODEL, snapshot=name))
         then = Lineage.of(model)
         step = record.load(self._store.read_bytes(META_STATE, snapshot=name))["step"]
-        lineage = self._session.record.lineage.back_to(then, step, fresh_name())
+        lineage = self._record.lineage.back_to(then, step, fresh_name())
         model = {**model, **lineage.members()}
         bring_back(self._store, name, {META_MODEL: record.dump(model)})
-        self._session.record.belongs_to(lineage)
-        self._session.become(record.load(self._store.read_bytes(META_STATE)))
+        self._record.belongs_to(lineage)
+        self._become(record.load(self._store.read_bytes(META_STATE)))

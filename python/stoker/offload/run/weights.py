@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from stoker.offload.model.blocks import Block, Param
+from stoker.offload.paging.offloaded import Place
 from stoker.offload.paging.pager import Pager
-from stoker.offload.paging.shown import Place, Shown
+from stoker.offload.paging.shown import Shown
 from stoker.offload.run.stored_state import StoredState
 from stoker.offload.steps.steps import Steps
 

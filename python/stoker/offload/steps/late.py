@@ -10,25 +10,62 @@ that closes the step waits here for that. What must see all weights at once comp
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Container
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Callable, Container, Protocol
 
 from stoker.errors import StokerError
 from stoker.offload.model.blocks import Block, Unit
 
 if TYPE_CHECKING:
+    from stoker.offload.gradients.finiteness import Finiteness
     from stoker.offload.gradients.segment import Segment
-    from stoker.offload.steps.steps import Steps
+    from stoker.offload.paging.pager import Pager
     from stoker.offload.steps.update import Update
 
 # updates that may be under way before their block is used; more would only want more memory
 AHEAD = 2
 
 
+class Owing(Protocol):
+    """Who decides steps, and owes what is late of them (steps.py)."""
+
+    lock: AbstractContextManager
+    pager: Pager
+    finiteness: Finiteness
+    decided: Any  # transaction of a decided step that is not closed yet; None: there is none
+
+    def bytes_of(self, segments: list[Segment]) -> tuple:
+        """What tells the gradients' bytes, as they are now, from any others."""
+
+    def marks_of(self, segments: list[Segment]) -> list[tuple | None]:
+        """The first of it, which costs no look at the bytes."""
+
+    def saw_gradients(self, dropped: bool) -> None:
+        """What the loop was seen to do to its gradients behind step()."""
+
+    def start(
+        self, unit: Unit, segments: list[Segment], along: list[Unit], distance: int
+    ) -> Update:
+        """An update that the decided step owes. `along`: units of its block that are owed theirs
+        now, too."""
+
+    def computed(self, update: Update) -> None:
+        """A late update is done."""
+
+    def timed(self, cause: str, wait: Callable[[], Any]) -> None: ...
+
+    def close(self, records: Callable[[], dict[str, bytes]]) -> None:
+        """Starts the durable commit of the step, of which nothing is owed any more."""
+
+    def lose(self) -> None:
+        """The decided step cannot be committed: goes back to the one before."""
+
+
 class Late:
     """The updates that a decided step still owes. Used by the thread that runs the model, under the
     session's lock."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Owing) -> None:
         self._steps = steps
         # in the order of use; what tells the gradients' bytes at step()
         self._owed: dict[Unit, tuple[list[Segment], tuple]] = {}
