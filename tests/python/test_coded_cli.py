@@ -122,6 +122,18 @@ def test_put_is_for_local_stores_too_and_takes_what_is_larger_than_a_commit(tmp_
     assert "there is a store" in refused(1, "create", local, "--capacity", "1MiB")
 
 
+def test_put_commits_as_seldom_as_there_is_room_for(tmp_path: Path) -> None:
+    """A commit ends with the disks at rest. So each takes up to half of what is free."""
+    (tmp_path / "large").write_bytes(os.urandom(1 << 20) * 100)
+    for folder, capacity, commits in (("full", "140MiB", 2), ("roomy", "300MiB", 1)):
+        store = f"coded(2+1, {tmp_path / folder}/d{{0..2}})"
+        assert run("create", store, "--capacity", capacity, "--same-disk").returncode == 0
+        assert run("put", store, "large", tmp_path / "large").returncode == 0
+        opened = _core.Runtime().open_store(store, read_only=True)
+        assert opened.info()["committed"] == commits, folder
+        opened.close()
+
+
 def test_create_refuses_what_cannot_be(tmp_path: Path) -> None:
     size = ("--capacity", "8MiB", "--chunk", "64KiB")
     assert "on the same disk" in refused(1, "create", coded(tmp_path), *size)

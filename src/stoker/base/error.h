@@ -22,7 +22,7 @@ enum class Code : uint8_t {
   no_permission,  // of the user, for a file or folder
   io,             // the device or the kernel failed the request
   unsupported,    // this machine, engine or store cannot do it
-  cancelled,      // abandoned before it was done
+  cancelled,      // given up before it was done
   mismatch,       // a store, file or record of another identity or version
   conflict,       // a condition of a commit did not hold: somebody else was first
   in_doubt,       // the answer to a commit was lost: it may have happened or not

@@ -126,7 +126,10 @@ class Promise {
   Promise(const Promise&) = delete;
   Promise& operator=(const Promise&) = delete;
   ~Promise() {
-    if (state_) state_->complete(fail(Code::cancelled, "abandoned before it was done"));
+    if (state_)
+      state_->complete(fail(Code::cancelled,
+                            "this was given up before it was done, as what it needs was closed; "
+                            "open that and ask again"));
   }
 
   Future<T> future() const { return Future<T>(state_); }
