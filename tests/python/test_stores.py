@@ -263,3 +263,65 @@ def test_names_that_are_none_are_said(kind, s3, tmp_path):
             with pytest.raises(ValueError, match="is not a (key|name) of an object"):
                 store.stat(key)
         assert store.list() == []
+
+
+@pytest.mark.parametrize("kind", ["dir", "local", "coded"])
+def test_calls_beside_the_end_of_a_store_work_or_are_refused(kind, tmp_path):
+    """Threads read, write and drop transactions while two close the store."""
+    script = f"""
+import os, sys, threading, time
+from stoker import _core
+from stoker.errors import InvalidArgument, StokerError
+sys.setswitchinterval(1e-5)
+root = {str(tmp_path)!r}
+store = {{"dir": f"dir:{{root}}/d", "local": f"local:{{root}}/l",
+          "coded": f"coded(2+1, {{root}}/c{{{{0..2}}}})"}}[{kind!r}]
+size = dict(capacity_bytes=16 << 20, same_disk=True) if {kind!r} != "dir" else {{}}
+runtime = _core.Runtime(threads=2)
+data = os.urandom(70_000)
+opened = runtime.open_store(store, create=True, **size)
+txn = opened.begin()
+txn.resize("a", len(data))
+txn.write_bytes("a", 0, data)
+txn.commit("durable").wait()
+opened.close()
+counts = {{"work": 0, "refused": 0}}
+
+def works(opened, which):
+    try:
+        while True:
+            if which == 0:
+                assert opened.read_bytes("a") == data
+            elif which == 1:
+                opened.begin().resize("b", 1 << 16)
+            elif which == 2:
+                txn = opened.begin()
+                txn.resize("c", 4096)
+                txn.write_bytes("c", 0, data[:4096])
+                del txn
+            else:
+                opened.info(), opened.list(), opened.stat("a")
+            counts["work"] += 1
+    except InvalidArgument as error:
+        assert "closed" in str(error), error
+        counts["refused"] += 1
+
+for _ in range(40):
+    opened = runtime.open_store(store)
+    threads = [threading.Thread(target=works, args=(opened, i)) for i in range(4)]
+    threads += [threading.Thread(target=opened.close) for _ in range(2)]
+    for each in threads[:4]:
+        each.start()
+    time.sleep(0.01)
+    for each in threads[4:]:
+        each.start()
+    for each in threads:
+        each.join(60)
+        assert not each.is_alive()
+print(counts)
+assert counts["refused"] == 160
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, (ran.returncode, ran.stdout, ran.stderr[-2000:])

@@ -65,14 +65,10 @@ class StoreHandle {
   // result before this one counts as done: behind that the handle may be gone.
   template <typename T, typename F>
   Future<T> track(Future<T> future, F first) {
-    {
-      MutexLock lock(mutex_);
-      ++pending_;
-    }
+    enter();
     future.on_done([this, first = std::move(first)](const Result<T>& result) {
       first(result);
-      MutexLock lock(mutex_);
-      if (--pending_ == 0) idle_.notify_all();
+      leave();
     });
     return future;
   }
@@ -80,10 +76,26 @@ class StoreHandle {
   Future<T> track(Future<T> future) {
     return track(std::move(future), [](const Result<T>&) {});
   }
+  // A call that lets go of the GIL inside of the store, which is not closed before its end. Made,
+  // and gone, with the GIL.
+  class Call {
+   public:
+    explicit Call(StoreHandle& store) : store_(store) { store_.enter(); }
+    ~Call() { store_.leave(); }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    StoreHandle& store_;
+  };
   // Transactions are the store's to end when it is closed: Python may keep their objects for long.
   std::shared_ptr<struct TransactionBox> add(std::unique_ptr<Transaction> transaction);
-  // Waits for what is in flight and gives up what is not committed. Sessions must be closed. In a
-  // forked process: nothing.
+  void transaction_ended();
+  // With the GIL: no call comes in any more. Before the close() of one that others may use.
+  void refuse() { refuses_ = true; }
+  bool refuses() const { return refuses_; }
+  // Waits for calls and what is in flight, and gives up what is not committed. Where another thread
+  // closes it, until that has. Sessions must be closed. In a forked process: nothing.
   void close();
 
   const std::shared_ptr<RuntimeHandle> runtime;
@@ -92,9 +104,21 @@ class StoreHandle {
   std::atomic<int> sessions{0};       // open ones
 
  private:
+  void enter() {
+    MutexLock lock(mutex_);
+    ++pending_;
+  }
+  void leave() {
+    MutexLock lock(mutex_);
+    if (--pending_ == 0) idle_.notify_all();
+  }
+
   Mutex mutex_;
   CondVar idle_;
   size_t pending_ GUARDED_BY(mutex_) = 0;
+  size_t transactions_left_ GUARDED_BY(mutex_) = 0;  // that have not ended
+  bool closes_ GUARDED_BY(mutex_) = false, closed_ GUARDED_BY(mutex_) = false;
+  std::atomic<bool> refuses_{false};
   std::vector<std::weak_ptr<struct TransactionBox>> transactions_ GUARDED_BY(mutex_);
 };
 

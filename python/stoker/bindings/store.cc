@@ -28,7 +28,14 @@ std::shared_ptr<TransactionBox> StoreHandle::add(std::unique_ptr<Transaction> tr
   MutexLock lock(mutex_);
   std::erase_if(transactions_, [](const auto& each) { return each.expired(); });
   transactions_.push_back(box);
+  ++transactions_left_;
   return box;
+}
+
+void StoreHandle::transaction_ended() {
+  MutexLock lock(mutex_);
+  STOKER_CHECK(transactions_left_ > 0);
+  if (--transactions_left_ == 0) idle_.notify_all();
 }
 
 void TransactionBox::end() {
@@ -40,18 +47,30 @@ void TransactionBox::end() {
   step->abandon();
   step->jobs()->wait_none();
   step.reset();
+  if (store) store->transaction_ended();
 }
 
 void StoreHandle::close() {
   if (!runtime->here()) return;
   MutexLock lock(mutex_);
+  if (std::exchange(closes_, true)) {
+    idle_.wait(lock, [this]() REQUIRES(mutex_) { return closed_; });
+    return;
+  }
   idle_.wait(lock, [this]() REQUIRES(mutex_) { return pending_ == 0; });
   const auto transactions = std::exchange(transactions_, {});
   lock.unlock();
   for (const auto& each : transactions) {
     if (const auto box = each.lock()) box->end();
   }
+  lock.lock();
+  // One that Python drops just now ends on another thread.
+  idle_.wait(lock, [this]() REQUIRES(mutex_) { return transactions_left_ == 0; });
+  lock.unlock();
   store.reset();
+  lock.lock();
+  closed_ = true;
+  idle_.notify_all();
 }
 
 // Of the process that forked this one, and of no use here.
@@ -60,13 +79,14 @@ void check_process(const StoreHandle& handle) {
 }
 
 Store& open(const PyStore& store) {
-  if (!store.handle->store) raise_invalid("this store was closed: open it again");
+  if (store.handle->refuses() || !store.handle->store)
+    raise_invalid("this store was closed: open it again");
   check_process(*store.handle);
   return *store.handle->store;
 }
 
 offload::StepTransaction& open(const PyTransaction& transaction) {
-  if (!transaction.box->step)
+  if (transaction.box->store->refuses() || !transaction.box->step)
     raise_invalid("this transaction was abandoned, or its store was closed: begin another");
   check_process(*transaction.box->store);
   return *transaction.box->step;
@@ -252,15 +272,12 @@ nb::dict to_dict(const ObjectInfo& object) {
 
 // A call that may wait for a disk or a server: other threads of Python go on meanwhile, and the
 // store is not closed before it ends. A Name becomes a string before it, for that may raise.
-template <typename Call>
-auto without_gil(const PyStore& store, Call call) {
+template <typename Work>
+auto without_gil(const PyStore& store, Work work) {
   Store& source = open(store);
-  Promise<void> ended;
-  (void)store.handle->track(ended.future());
+  const StoreHandle::Call inside(*store.handle);
   const WithoutGil without;
-  auto result = call(source);
-  ended.complete(Status());
-  return result;
+  return work(source);
 }
 
 Result<ObjectInfo> stat(const PyStore& store, const Name& named_key, const Name& named_snapshot) {
@@ -288,6 +305,7 @@ void require(const PyTransaction& transaction, const Name& named_key,
   if (tag && tag->empty())
     raise_invalid("a tag is never empty; None says that the object must not be there");
   Transaction& staged = open(transaction).raw();
+  const StoreHandle::Call inside(*transaction.box->store);
   const Status required = [&] {
     const WithoutGil without;  // finds out first whether a server has conditions
     return staged.require(key, tag ? std::string_view(*tag) : kAbsent);
@@ -298,6 +316,7 @@ void require(const PyTransaction& transaction, const Name& named_key,
 void name_version(const PyTransaction& transaction, const Name& named) {
   const std::string_view snapshot = named;  // may raise, which needs the GIL
   Transaction& staged = open(transaction).raw();
+  const StoreHandle::Call inside(*transaction.box->store);
   const Status status = [&] {
     const WithoutGil without;  // a server may be asked
     return staged.name(snapshot);
@@ -471,6 +490,7 @@ PyFuture read_into(const PyStore& store, const Name& named_key, const Count& off
   const ReadOptions options{.snapshot = snapshot, .priority = priority_of(priority)};
   Store& source = open(store);
   Transaction* staged = transaction != nullptr ? &open(*transaction).raw() : nullptr;
+  const StoreHandle::Call inside(*store.handle);
   const WithoutGil without;
   const Slice into = store.handle->runtime->slice(address, bytes);
   const auto answers = answers_of(source);
@@ -516,6 +536,7 @@ PyFuture read_pieces(const PyStore& store, const std::vector<std::string>& keys,
     sum += pieces[i].bytes;
   }
   Store& source = open(store);
+  const StoreHandle::Call inside(*store.handle);
   const WithoutGil without;
   const Slice into = store.handle->runtime->slice(address, bytes);
   const auto answers = answers_of(source);
@@ -594,6 +615,7 @@ void close_store(PyStore& store) {
   if (!store.handle->store) return;
   if (store.handle->sessions != 0)
     raise(fail(Code::busy, "the store still has an open session; close that first"));
+  store.handle->refuse();
   const WithoutGil without;
   store.handle->close();
 }
@@ -613,6 +635,7 @@ PyFuture write_from(const PyTransaction& transaction, const Name& named_key,
   const uint64_t offset = offset_given, bytes = bytes_given;
   const Priority urgency = priority_of(priority);
   Transaction& staged = open(transaction).raw();
+  const StoreHandle::Call inside(*transaction.box->store);
   const WithoutGil without;  // checksums are computed in here
   const Slice from = transaction.box->store->runtime->slice(address, bytes);
   return transfer(transaction.box->store, staged.write(key, offset, from, urgency),
@@ -633,6 +656,7 @@ void write_bytes(const PyTransaction& transaction, const Name& named_key, const 
     from = scratch->slice(data.size());
   }
   const Future<void> done = [&] {
+    const StoreHandle::Call inside(*transaction.box->store);
     const WithoutGil without;  // where room is short it waits for some
     return transaction.box->store->track(staged.write(key, offset, from));
   }();
@@ -657,6 +681,7 @@ Durability durability_of(const std::string& name) {
 PyFuture commit(const PyTransaction& transaction, const std::string& durability) {
   const Durability named = durability_of(durability);
   offload::StepTransaction& step = open(transaction);
+  const StoreHandle::Call inside(*transaction.box->store);
   const WithoutGil without;
   return {.version = transaction.box->store->track(step.commit(named)),
           .done = {},
@@ -664,6 +689,9 @@ PyFuture commit(const PyTransaction& transaction, const std::string& durability)
 }
 
 void abandon(const PyTransaction& transaction) {
+  StoreHandle& store = *transaction.box->store;
+  if (store.refuses()) return;  // who closes it does that
+  const StoreHandle::Call inside(store);
   const WithoutGil without;
   transaction.box->end();
 }
