@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# The layout of every source, then clang-tidy (with the checks of base/mutex.h) over the C++ sources,
-# or over those that changed since a commit. Usage: tidy.sh BUILD_DIR JOBS [SINCE]
+# The layout of every source, and names of Python that nothing defines. Then clang-tidy (with the
+# checks of base/mutex.h) over the C++ sources, or over those that changed since a commit. Usage: tidy.sh BUILD_DIR JOBS [SINCE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1 jobs=$2 since=${3:-}
 tools/format.sh --check
+git ls-files -- '*.py' '*.pyi' | xargs .venv/bin/ruff check --isolated --quiet --select F821
 tidy=$(command -v clang-tidy-14 || command -v clang-tidy) || {
   echo "stoker tidy: clang-tidy is missing; install it with: apt-get install clang-tidy-14" >&2
   exit 1

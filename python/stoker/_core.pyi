@@ -8,7 +8,8 @@ every wait can be interrupted by Ctrl-C. Errors are raised as the classes of ``s
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence as Several
+from typing import Any
 
 Priority = str  # "demand" | "prefetch" | "write_back" | "checkpoint" | "scrub"
 
@@ -215,10 +216,10 @@ class Runtime:
         same_disk: bool = False,  # a new coded store's shards may share a disk
         # shards of a coded store that are lost for good: where there is nothing now, made anew and
         # rebuilt while it is open
-        replace: Sequence[str] = [],
+        replace: Several[str] = [],
         # how capacity_bytes is shared out over a new local store's volumes, as they are named;
         # none: equally
-        volume_weights: Sequence[float] = [],
+        volume_weights: Several[float] = [],
     ) -> Store: ...
     # reads writes syncs read_bytes written_bytes submissions short_transfers retries
     def io_counters(self) -> dict[str, int]: ...
@@ -460,7 +461,7 @@ class PlaneIo:
     def update(
         self,
         block: int,
-        segments: Sequence[Segment],
+        segments: Several[Segment],
         weight_in: int,
         weight_out: int,
         txn: Transaction,
@@ -483,10 +484,10 @@ class PlaneIo:
     # Gradients: (address, count, dtype).
     # 16 bytes; equal to UpdateJob.hashes() of a segment with these bytes
     def hash(self, address: int, bytes: int) -> bytes: ...
-    def hash_many(self, spans: Sequence[tuple[int, int]]) -> list[bytes]: ...
+    def hash_many(self, spans: Several[tuple[int, int]]) -> list[bytes]: ...
     # float64, the same whatever the thread count
-    def sum_of_squares(self, spans: Sequence[tuple[int, int, str]]) -> list[float]: ...
-    def scale(self, spans: Sequence[tuple[int, int, str]], factor: float) -> None: ...
+    def sum_of_squares(self, spans: Several[tuple[int, int, str]]) -> list[float]: ...
+    def scale(self, spans: Several[tuple[int, int, str]], factor: float) -> None: ...
 
     # of kernels, hashes and checksums of updates so far, over the threads of the pool
     def arithmetic_seconds(self) -> float: ...

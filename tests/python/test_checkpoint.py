@@ -21,8 +21,9 @@ import stoker
 from checkpoint_run import made, train
 from faults import ONE_THREAD
 from stoker import errors
-from stoker.checkpoint import Edited, parts, windows
+from stoker.checkpoint import Edited, parts, planes, windows
 from stoker.checkpoint import pace as pace_module
+from stoker.checkpoint.manifest import well_formed
 from stoker.checkpoint.pace import COPY_SHARE, Pace, Rests
 from stoker.checkpoint.reading import Reader
 from stoker.ckpt import cli as ckpt_cli
@@ -283,6 +284,38 @@ def test_a_damaged_chunk_is_taken_from_another_tier(folder, tmp_path, caplog):
         assert "these bytes were read from dir:" in caplog.text
 
 
+def test_damage_leads_to_no_step_that_the_run_went_back_from(folder, tmp_path):
+    model, opt = made()
+    with checkpoints(folder, keep=20) as ckpt:
+        for step in range(1, 5):
+            train(model, opt, step)
+            ckpt.save(step, model=model, optimizer=opt).wait()
+            if step == 2:
+                expected = copied(model)
+        ckpt.restore(model=model, optimizer=opt, step=2)
+        train(model, opt, 9)
+        made_anew = ckpt.save(3, model=model, optimizer=opt)
+        made_anew.wait()
+        weights = next((tmp_path / "checkpoints" / made_anew.folder).glob("*.safetensors"))
+        flip(weights, weights.stat().st_size - 5)
+        with pytest.warns(UserWarning, match="skipped a checkpoint"):
+            assert ckpt.restore(model=model, optimizer=opt).step == 2  # neither 4 nor the first 3
+        assert_same(model, expected)
+        assert ckpt.restore(model=model, optimizer=opt, step=4).step == 4  # by its number
+
+
+def test_a_step_that_is_saved_once_more_may_lead_to_the_first(folder, tmp_path):
+    model, opt = made()
+    with checkpoints(folder, keep=20) as ckpt:
+        ckpt.save(1, model=model, optimizer=opt).wait()
+        newest = ckpt.save(1, model=model, optimizer=opt)
+        newest.wait()
+        weights = next((tmp_path / "checkpoints" / newest.folder).glob("*.safetensors"))
+        flip(weights, weights.stat().st_size - 5)
+        with pytest.warns(UserWarning, match="skipped a checkpoint"):
+            assert ckpt.restore(model=model, optimizer=opt).step == 1
+
+
 def test_what_no_rule_keeps_goes_and_the_newest_never_does(folder):
     model, _ = made()
     with checkpoints(folder, keep=stoker.Keep(last=1, every_steps=4, best=1)) as ckpt:
@@ -350,17 +383,20 @@ def copied_with(watch, interval, chunks=10, hurries_at=None):
         watch.hurry = chunk == hurries_at or watch.hurry
         watch.now += 1.0
         rests.after(1)
-    assert rests.worked == chunks
+    assert rests.rested == pytest.approx(watch.rested)
     return watch
 
 
-def test_a_copy_works_its_share_of_the_time_and_no_longer_than_half_an_interval():
-    polite = 10 / COPY_SHARE
+def test_a_copy_works_its_share_of_the_time_and_no_longer_than_half_an_interval(monkeypatch):
+    polite = 9 / COPY_SHARE + 1  # behind the last chunk there is nothing to rest for
+    monkeypatch.setattr(pace_module, "REST_AT_MOST", 100.0)
     assert copied_with(Watch(), None).now == pytest.approx(polite)
     assert copied_with(Watch(), 10 * polite).now == pytest.approx(polite)
-    assert copied_with(Watch(), 60.0).now == pytest.approx(30.0)
+    assert copied_with(Watch(), 60.0).now == pytest.approx(28.0)  # and no rest behind the last
     assert copied_with(Watch(), 15.0).rested == 0.0  # it would not be done in time
-    assert copied_with(Watch(), None, hurries_at=5).now == pytest.approx(polite / 2 + 5)
+    assert copied_with(Watch(), None, hurries_at=5).now == pytest.approx(5 / COPY_SHARE + 5)
+    monkeypatch.undo()  # a chunk that waited for its store is no reason to rest for minutes
+    assert copied_with(Watch(), None).rested == pytest.approx(9 * pace_module.REST_AT_MOST)
 
 
 def test_a_pace_knows_the_time_between_saves():
@@ -393,10 +429,22 @@ def test_the_copy_of_an_offloaded_run_rests_until_somebody_waits(
         assert handle.event("durable").wait(60) and handle.hurry.is_set()
 
 
-def test_a_save_of_state_in_memory_never_rests(folder, monkeypatch):
+def test_the_first_copy_of_a_process_ends_by_itself(folder, tmp_path, monkeypatch):
+    """With every="auto" no save is due while one is under way: nobody would hurry it."""
+    monkeypatch.setattr(pace_module, "COPY_SHARE", 1e-9)
+    with checkpoints(folder, every="auto", failures_every=60) as ckpt:
+        model, opt = stoker.offload(*made(), store=tmp_path / "run", dram="64MiB", checkpoints=ckpt)
+        train(model, opt, 0)
+        handle = ckpt.save(1, model=model, optimizer=opt)
+        assert handle.event("durable").wait(60) and not handle.hurry.is_set()
+        opt.close()
+
+
+@pytest.mark.parametrize("given", [{}, {"staging": "full"}])
+def test_a_save_of_state_in_memory_never_rests(folder, monkeypatch, given):
     monkeypatch.setattr(pace_module, "COPY_SHARE", 1e-9)
     model, opt = made()
-    with checkpoints(folder) as ckpt:
+    with checkpoints(folder, **given) as ckpt:
         handle = ckpt.save(1, model=model, optimizer=opt)
         assert handle.event("durable").wait(60) and not handle.hurry.is_set()
 
@@ -1227,9 +1275,124 @@ def test_a_restore_refuses_chunks_that_no_plane_has(folder, chunk):
     model, opt = made()
     with checkpoints(folder) as ckpt:
         ckpt.save(1, model=model, optimizer=opt).wait()
-        with windows.Windows(next(ckpt.readers()), None, ckpt._runtime) as into:
+        with windows.Windows(next(ckpt.readers()), None, None, ckpt._runtime) as into:
             with pytest.raises(errors.Corruption, match="a plane has chunks of"):
                 into.steps(100, chunk)
+
+
+BROKEN_RUNS = {
+    "no weights": lambda run: run["objects"].pop(next(k for k in run["objects"] if k[0] == "w")),
+    "no size": lambda run: run["objects"][next(iter(run["objects"]))].pop("bytes"),
+    "a size of letters": lambda run: next(iter(run["objects"].values())).update(bytes="many"),
+    "no part": lambda run: run["objects"][
+        next(k for k in run["objects"] if k.startswith("m/"))
+    ].pop("part"),
+    "few weights": lambda run: run["objects"][
+        next(k for k in run["objects"] if k.startswith("w/"))
+    ].update(bytes=64),
+    "no model": lambda run: run.pop("model"),
+    "no step": lambda run: run["state"].pop("step"),
+}
+
+
+@pytest.mark.parametrize("change", BROKEN_RUNS)
+def test_a_run_that_breaks_the_format_is_damage(folder, tmp_path, monkeypatch, change):
+    run_in = planes.run_in
+
+    def broken(reader):
+        run = copy.deepcopy(run_in(reader))
+        BROKEN_RUNS[change](run)
+        return run
+
+    with checkpoints(folder) as ckpt:
+        model, opt = stoker.offload(*made(), store=tmp_path / "run", dram="64MiB", checkpoints=ckpt)
+        train(model, opt, 0)
+        ckpt.save(1, model=model, optimizer=opt).wait()
+        opt.close()
+        monkeypatch.setattr(planes, "run_in", broken)
+        with pytest.warns(UserWarning, match="skipped a checkpoint"):
+            with pytest.raises(errors.Corruption, match="none of the checkpoints"):
+                stoker.offload(*made(), store=tmp_path / "two", dram="64MiB", restore=ckpt)
+
+
+def test_a_run_that_breaks_the_format_is_damage_in_memory_too(folder, tmp_path, monkeypatch):
+    with checkpoints(folder) as ckpt:
+        model, opt = stoker.offload(*made(), store=tmp_path / "run", dram="64MiB", checkpoints=ckpt)
+        ckpt.save(1, model=model, optimizer=opt).wait()
+        opt.close()
+        monkeypatch.setattr(planes, "run_in", lambda reader: {"state": {}})
+        model, opt = made()
+        with pytest.warns(UserWarning, match="breaks the format of a run"):
+            with pytest.raises(errors.Corruption, match="none of the checkpoints"):
+                ckpt.restore(model=model, optimizer=opt)
+
+
+def test_errors_of_stoker_are_no_damage():
+    with pytest.raises(errors.Mismatch, match="another model"):
+        with well_formed("here", "a run"):
+            raise errors.Mismatch("another model")
+    with pytest.raises(errors.Corruption, match="here: the manifest breaks the format of a run"):
+        with well_formed("here", "a run"):
+            raise KeyError("step")
+
+
+def test_a_run_goes_back_where_frozen_weights_fill_its_store(folder, tmp_path):
+    """The store has room for frozen weights once. A restore writes none that it has."""
+
+    def run(**given):
+        torch.manual_seed(0)
+        layers = [nn.Linear(2048, 2048, bias=False).requires_grad_(False) for _ in range(10)]
+        model = nn.Sequential(*layers, nn.Linear(2048, 8))
+        left = [param for param in model.parameters() if param.requires_grad]
+        opt = torch.optim.AdamW(left, lr=1e-2)
+        return stoker.offload(model, opt, store=tmp_path / "run", dram="128MiB", **given)
+
+    def step(model, opt):
+        model(torch.ones(2, 2048)).square().sum().backward()
+        opt.step()
+        opt.zero_grad()
+
+    with checkpoints(folder) as ckpt:
+        model, opt = run(checkpoints=ckpt)
+        step(model, opt)
+        expected = copied(model)
+        ckpt.save(1, model=model, optimizer=opt).wait()
+        step(model, opt)
+        ckpt.save(2, model=model, optimizer=opt).wait()
+        opt.close()
+        model, opt = run(restore=ckpt.at(1))
+        assert opt.step_count == 1
+        assert_same(model, expected)
+        opt.close()
+
+
+@pytest.mark.parametrize("where", ["before", "in start()"])
+def test_a_save_that_is_interrupted_as_it_begins_holds_no_step(
+    folder, tmp_path, monkeypatch, where
+):
+    """Ctrl-C: before there is a thread, or when it runs already and goes on."""
+    with checkpoints(folder) as ckpt:
+        model, opt = stoker.offload(*made(), store=tmp_path / "run", dram="64MiB", checkpoints=ckpt)
+        train(model, opt, 0)
+        real = threading.Thread.start
+
+        def start(thread):
+            if thread.name == "stoker checkpoint":
+                if where == "in start()":
+                    real(thread)
+                raise KeyboardInterrupt
+            real(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save(1, model=model, optimizer=opt)
+        monkeypatch.undo()
+        ckpt.wait()
+        there = [each.manifest.step for each in ckpt.readers()]
+        assert there == ([1] if where == "in start()" else [])
+        train(model, opt, 1)
+        ckpt.save(2, model=model, optimizer=opt).wait(timeout=60)
+        opt.close()
 
 
 def test_a_restore_does_not_write_over_a_run_of_another_optimizer(folder, tmp_path):

@@ -246,9 +246,9 @@ def durable_is_said_too_early(monkeypatch):
     write, put = checkpoints.Checkpoints._write, Tier.put
     under_way = []
 
-    def told(self, tier, name, contents, said, handle):
+    def told(self, tier, name, contents, said, handle, rests):
         under_way[:] = [handle]
-        return write(self, tier, name, contents, said, handle)
+        return write(self, tier, name, contents, said, handle, rests)
 
     def early(self, name, file, data, new=False):
         if file == TABLE:

@@ -325,6 +325,29 @@ def test_a_run_that_got_sigterm_waits_no_longer_than_its_grace(tmp_path, monkeyp
     ckpt._thread.join()
 
 
+def test_a_run_whose_grace_is_over_ends_beside_its_save(tmp_path):
+    """Its thread is in C++ then, or on its way out of there."""
+    script = f"""
+import os, signal, stoker, torch
+from stoker import _core
+from stoker.checkpoint.workspace import Tier
+memory = torch.ones(1 << 16)
+def endless(*given):
+    while True:
+        _core.xxh3_128(memory.data_ptr(), memory.nbytes)
+Tier.write_chunks = endless
+ckpt = stoker.Checkpoints({str(tmp_path / "run")!r}, staging="64MiB", grace=1.0)
+model = torch.nn.Linear(4, 4)
+os.kill(os.getpid(), signal.SIGTERM)
+ckpt.save(1, model=model)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=ONE_THREAD, timeout=60
+    )
+    assert ran.returncode == 143, (ran.returncode, ran.stderr[-2000:])
+    assert "was not saved" in ran.stderr
+
+
 def test_a_program_that_ends_without_close_waits_for_its_save(tmp_path):
     script = f"""
 import stoker, torch

@@ -22,13 +22,18 @@ class Candidates:
         self._newer: Mismatch | None = None  # a checkpoint that only a newer Stoker reads
 
     def readers(self, step: int | None = None) -> Iterator[Reader]:
-        """The checkpoints, the newest first, each from the first tier that has it sound."""
+        """The checkpoints, the newest first, each from the first tier that has it sound. Steps that
+        the run went back from come by their number only."""
         self._newer = None
         tried: set[Name] = set()
         # listed anew each time: another process may save, and remove what was listed
         while tiers_of := self._tiers_of(step, tried):
             name = max(tiers_of)
+            newer = {each for each in tried if each > name}
+            left = step is None and _left_behind(name, newer)
             tried.add(name)
+            if left:
+                continue
             for i, tier in enumerate(tiers_of[name]):
                 others = tiers_of[name][:i] + tiers_of[name][i + 1 :]
                 try:
@@ -109,6 +114,14 @@ class Candidates:
                 " the same"
             )
         return told[0]["name"], told[0]["said"]
+
+
+def _left_behind(name: Name, newer: set[Name]) -> bool:
+    """Whether the run went back from this step: later it saved a lower one, or the same one once
+    more behind a higher one."""
+    lowest = min((each.step for each in newer), default=name.step)
+    highest = max((each.step for each in newer if each < max(newer)), default=0)
+    return lowest < name.step or lowest == name.step < highest
 
 
 def skipped(error: BaseException) -> None:

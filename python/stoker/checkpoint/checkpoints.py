@@ -139,6 +139,7 @@ class Checkpoints:
         if len(set(compositions)) != len(compositions):
             raise InvalidArgument("also= names a store twice; name each store once")
         self._tiers: list[Tier] = []
+        self._grace = Grace(grace) if grace is not None else None
         try:
             for each in compositions:
                 self._tiers.append(Tier(each, self._runtime))
@@ -156,7 +157,6 @@ class Checkpoints:
         self._anew: set[str] = set()  # tiers whose newest is damaged: the next takes no file of it
         self._ends: float | None = None  # when a run that got SIGTERM must have ended
         self.costs = Costs()
-        self._grace = Grace(grace) if grace is not None else None
         self._attempt = max(
             (name.attempt for tier in self._tiers for name in tier.folders()), default=0
         )
@@ -288,28 +288,38 @@ class Checkpoints:
                     "the ranks have different models, or shard them differently; make the same"
                     " model on all ranks, and give it to fully_shard() in the same way"
                 )
-        handle = Handle(name.step, str(name), [tier.composition for tier in self._tiers])
-        if runs:
-            handle.hurry = runs[0].hurry
-        self._handle = handle
-        if not contents.in_memory:
-            handle.reached("copied")
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(handle, name, contents, runs, said),
-            name="stoker checkpoint",
-            daemon=True,
-        )
-        try:
-            self._thread.start()
-        except BaseException:  # there are too many threads
-            self._thread = None
-            handle.ends(None)
-            drop(runs)
-            raise
+        handle = self._start(name, contents, runs, said)
         optimizers = optimizers_of(optimizer).values()
         if not optimizers or not all(map(waits, optimizers)):
             handle.wait("copied")  # nothing else holds back who changes the state
+        return handle
+
+    def _start(
+        self, name: Name, contents: Contents | Share, runs: list[Run], said: dict[str, Any]
+    ) -> Handle:
+        handle = thread = None
+        try:
+            handle = Handle(name.step, str(name), [tier.composition for tier in self._tiers])
+            if runs:
+                handle.hurry = runs[0].hurry
+            if not contents.in_memory:
+                handle.reached("copied")
+            thread = threading.Thread(
+                target=self._run,
+                args=(handle, name, contents, runs, said),
+                name="stoker checkpoint",
+                daemon=True,
+            )
+            self._handle, self._thread = handle, thread
+            thread.start()
+        except BaseException as error:
+            # Ctrl-C comes while start() waits for the new thread, which goes on.
+            if thread is None or isinstance(error, RuntimeError) or not _begins(thread):
+                self._thread = None
+                if handle is not None:
+                    handle.ends(None)
+                drop(runs)
+            raise
         return handle
 
     def _said(self, ranks: int, metric: float | None, pin: bool) -> dict[str, Any]:
@@ -426,17 +436,18 @@ class Checkpoints:
         error: BaseException | None = None
         begin = time.monotonic()
         ranks = self._ranks if isinstance(contents, Share) else None
+        rests = self._rests(contents, handle)
         try:
             first = self._tiers[0]
             try:
-                written = self._write(first, name, contents, said, handle)
+                written = self._write(first, name, contents, said, handle, rests)
             except BaseException:
                 if ranks is None or ranks.leads:
                     first.remove_quietly(name)
                 raise
             finally:
                 drop(runs)
-            self._pace.persist = time.monotonic() - begin
+            self._pace.persist = time.monotonic() - begin - (rests.rested if rests else 0.0)
             self.costs.saved += 1
             self.costs.bytes += written
             self._just = name
@@ -558,6 +569,7 @@ class Checkpoints:
         contents: Contents | Share,
         said: dict[str, Any],
         handle: Handle,
+        rests: Rests | None,
     ) -> int:
         """The bytes that this process wrote."""
         if isinstance(contents, Share):
@@ -570,9 +582,7 @@ class Checkpoints:
             return written
         hashes = []
         left = len(contents.files)
-        rests = Rests(sum(each.bytes for each in contents.files), self._pace.between, handle.hurry)
-        # step() waits for what is in memory, but not for an offloaded run.
-        after = (lambda size: None) if contents.in_memory else rests.after
+        after = rests.after if rests is not None else lambda size: None
 
         def copied() -> None:
             nonlocal left
@@ -599,6 +609,15 @@ class Checkpoints:
         written = commit(tier, name, files, hashes, contents, said).bytes
         self._anew.discard(tier.composition)
         return written
+
+    def _rests(self, contents: Contents | Share, handle: Handle) -> Rests | None:
+        """Those of the copy of an offloaded run. step() waits for what is in memory, and copies
+        that save() made of it are let go of the sooner the better."""
+        if isinstance(contents, Share) or contents.in_memory or not contents.offloaded:
+            return None
+        # every="auto" begins no save before the one before has ended
+        between = self._pace.interval if self._every == "auto" else self._pace.between
+        return Rests(sum(each.bytes for each in contents.files), between, handle.hurry)
 
     def _retain(self, tier: Tier, just: Name | None = None) -> list[Name]:
         """Nothing that is whole goes before the newest was read back."""
@@ -770,9 +789,19 @@ class Checkpoints:
         self.close()
 
 
+def _begins(thread: threading.Thread) -> bool:
+    """Whether a thread whose start() was interrupted runs, or did."""
+    for _ in range(100):
+        if thread.ident is not None:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 @atexit.register
 def _wait_for_saves() -> None:
     """At the end of a program that did not call close()."""
+    leaves = False
     for each in list(_all):
         if each._thread is not None and each._thread.is_alive():
             log.warning(
@@ -780,9 +809,12 @@ def _wait_for_saves() -> None:
                 each._handle.step,
             )
             if not each._finish_in_time():
+                leaves = True
                 continue
         for tier in each._tiers:
             tier.store.keep_space(0)
+    if leaves:  # else Python would end its thread by unwinding frames of C++, and abort
+        _core.leave()
 
 
 __all__ = ["Checkpoints", "Edited", "Handle", "Keep", "Restored"]

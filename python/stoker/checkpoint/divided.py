@@ -17,7 +17,7 @@ import torch
 
 from stoker import _core
 from stoker.checkpoint import planes, scaled, shards
-from stoker.checkpoint.manifest import Piece, damaged
+from stoker.checkpoint.manifest import Piece, damaged, well_formed
 from stoker.checkpoint.reading import Reader, Wanted, wanted_of
 from stoker.checkpoint.rectangles import Match, common
 from stoker.checkpoint.state import plain, row_major
@@ -31,7 +31,6 @@ from stoker.offload.storage.lineage import Lineage
 from stoker.offload.storage.planes import put
 from stoker.offload.storage.record import META_MODEL, META_STATE
 
-_BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -92,7 +91,7 @@ class Divided:
         """Mismatch where it is of another model. Then nothing was changed."""
         self._reader, self._blocks, self._agreement = reader, blocks, agreement
         run = planes.run_in(reader)
-        try:
+        with well_formed(reader.where, "a run"):
             self._shares: list[dict[str, Any]] = run["ranks"] if "ranks" in run else [run]
             self._held = self._all_held()
             rank = agreement.ranks.rank if agreement else 0
@@ -106,13 +105,7 @@ class Divided:
                 and self._base.get("places", places_in(blocks)) == places_in(blocks)
             )
             self._moments = moments_of(model.get("moments", "exact"))
-        except _BROKEN as error:
-            raise self._breaks(error) from error
         self._check()
-
-    def _breaks(self, error: Exception) -> Exception:
-        where = self._reader.where
-        return damaged(where, f"the manifest breaks the format of a run ({error!r})")
 
     def _all_held(self) -> dict[str, list[_Held]]:
         found: dict[str, list[_Held]] = {}
@@ -184,11 +177,11 @@ class Divided:
         """A transaction that makes the store what the run was at that step."""
         txn = store.begin()
         try:
-            try:
-                with Windows(self._reader, txn, runtime) as windows:
-                    self._stage(store, txn, windows, lineage)
-            except _BROKEN as error:
-                raise self._breaks(error) from error
+            with (
+                well_formed(self._reader.where, "a run"),
+                Windows(self._reader, store, txn, runtime) as windows,
+            ):
+                self._stage(store, txn, windows, lineage)
         except BaseException:
             txn.abandon()
             raise
@@ -210,7 +203,7 @@ class Divided:
                 if said is not None and "part" not in said:
                     held = self._assembled(plane, unit, said)
                     key, size, chunk = f"{plane}/{unit.name}", said["bytes"], said["chunk_bytes"]
-                    windows.put(key, held, size, chunk)
+                    windows.put(key, held, size, chunk, frozen=not unit.updated)
         model, state = dict(self._base["model"]), dict(self._base["state"])
         model.pop("ranks", None)
         for of_ranks in ("timeline", "restored"):
@@ -289,6 +282,10 @@ class Divided:
         file, placed = there[
             self._reader.manifest.aliases.get(plain(param.name), plain(param.name))
         ]
+        if (placed.spec.dtype, placed.spec.shape) != (param.unit.dtype, tuple(param.tensor.shape)):
+            raise damaged(
+                self._reader.where, f"{file} has {param.name} in another type or shape than the run"
+            )
         zeros = (0,) * len(param.size)
         by_file.setdefault(file, []).extend(
             wanted_of(placed.offset, placed.spec.shape, zeros, _part_of(param), into)

@@ -26,6 +26,7 @@ class Handle:
         self._events = {name: threading.Event() for name in ("copied", "durable", *self._tiers)}
 
     def done(self, what: str = "durable") -> bool:
+        """Whether wait(what) would return, or raise, at once."""
         return self.event(what).is_set()
 
     def wait(self, what: str = "durable", timeout: float | None = None) -> None:

@@ -12,14 +12,13 @@ from torch import nn
 
 from stoker import _core
 from stoker.checkpoint import planes, shards
+from stoker.checkpoint.manifest import well_formed
 from stoker.checkpoint.reading import Reader, Wanted, room, wanted_of
 from stoker.checkpoint.rectangles import common
 from stoker.checkpoint.state import plain
-from stoker.errors import Mismatch, StokerError
+from stoker.errors import Mismatch
 from stoker.offload.model.moments import moments_of
 from stoker.offload.storage import record
-
-_BROKEN = (TypeError, ValueError, AttributeError, LookupError)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class InMemory:
                 " give restore() the model too"
             )
         run = planes.run_in(reader)
-        try:
+        with well_formed(reader.where, "a run"):
             self._shares = run.get("ranks", [run])
             self._models = [record.decode(each["model"]) for each in self._shares]
             self._state = record.decode(self._shares[0]["state"])
@@ -56,19 +55,12 @@ class InMemory:
             self.attached: dict[str, Any] = dict(self._state.get("attached", {}))
             self._algorithm = self._models[0]["algorithm"]
             self._moments = moments_of(self._models[0].get("moments", "exact"))
-        except _BROKEN as error:
-            raise self._breaks(error) from error
         self._params: dict[str, nn.Parameter] = {}
         self._names: dict[nn.Parameter, str] = {}  # of tied ones the first
         for name, param in model.named_parameters(remove_duplicate=False):
             self._params[plain(name)] = param
             self._names.setdefault(param, plain(name))
         self._check()
-
-    def _breaks(self, error: Exception) -> StokerError:
-        if isinstance(error, StokerError):
-            return error
-        return damaged(self._reader.where, f"the manifest breaks the format of a run ({error!r})")
 
     def _check(self) -> None:
         where, optimizer = self._reader.where, self._optimizer
@@ -123,11 +115,9 @@ class InMemory:
 
     def fill(self, masters: dict[str, torch.Tensor]) -> None:
         """The masters, and the optimizer's state."""
-        try:
+        with well_formed(self._reader.where, "a run"):
             state = self._state_dict()
             self._fill_masters(masters)
-        except _BROKEN as error:
-            raise self._breaks(error) from error
         self._optimizer.load_state_dict(state)
 
     @torch.no_grad()

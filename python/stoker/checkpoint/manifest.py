@@ -6,11 +6,12 @@ parse_table() raise Corruption for anything that a writer of this format cannot 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from stoker import _core
 from stoker.checkpoint.rectangles import common
-from stoker.errors import Corruption, InvalidArgument, Mismatch
+from stoker.errors import Corruption, InvalidArgument, Mismatch, StokerError
 
 FORMAT = "stoker checkpoint"
 VERSION = 1
@@ -265,6 +266,18 @@ class Manifest:
 def damaged(where: str, what: str) -> Corruption:
     """The error for a checkpoint of which something is damaged or missing."""
     return Corruption(f"{where}: {what}; copy it again from another store, or restore another step")
+
+
+@contextlib.contextmanager
+def well_formed(where: str, what: str) -> Iterator[None]:
+    """Around what reads `what` in the manifest of the checkpoint: what is not as the format says is
+    damage. Errors of Stoker stay what they are."""
+    try:
+        yield
+    except StokerError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+        raise damaged(where, f"the manifest breaks the format of {what} ({error!r})") from error
 
 
 def _rule(holds: Any, what: str) -> None:

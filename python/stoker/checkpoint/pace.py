@@ -25,6 +25,7 @@ class Costs:
 FAILURES_EVERY = 4 * 3600.0  # seconds; what is assumed as long as nothing was learned
 COPYING_AT_MOST = 4  # copies to another store take one part of so many of the time
 COPY_SHARE = 1 / 12  # of the time that the copy of an offloaded run works beside training
+REST_AT_MOST = 10.0  # seconds: a chunk may have waited for its store
 
 
 class Rests:
@@ -44,20 +45,22 @@ class Rests:
         self._hurry, self._clock = hurry, clock
         self._begin = self._since = clock()
         self._done = 0
-        self.worked = 0.0  # seconds
+        self.rested = 0.0  # seconds
 
     def after(self, size: int) -> None:
         """A chunk of `size` bytes is copied."""
         now = self._clock()
         worked, self._done = now - self._since, self._done + size
-        self.worked += worked
-        pause = worked / COPY_SHARE - worked
+        pause = min(worked / COPY_SHARE - worked, REST_AT_MOST)
+        if self._done >= self._total:  # it is the last
+            pause = 0.0
         if self._interval is not None:
             due = self._begin + self._interval / 2 * self._done / self._total
             pause = min(pause, due - now)
         if pause > 0:
             self._hurry.wait(pause)
         self._since = self._clock()
+        self.rested += self._since - now
 
 
 class Pace:

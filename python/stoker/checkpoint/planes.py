@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stoker import _core
-from stoker.checkpoint.manifest import damaged
+from stoker.checkpoint.manifest import damaged, well_formed
 from stoker.checkpoint.parts import memory
 from stoker.checkpoint.reading import Reader, Wanted
 from stoker.checkpoint.state import plain
@@ -61,15 +61,10 @@ class Held(NamedTuple):
 
 def told_of(reader: Reader) -> Told:
     run = run_in(reader)
-    try:
+    with well_formed(reader.where, "a run"):
         share = run.get("ranks", [run])[0]
         lineage = Lineage.of(record.decode(share["model"]))
         return Told(int(share["state"]["step"]), lineage, reader.where)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        where = reader.where
-        raise damaged(
-            where, f"the manifest breaks the format of an offloaded run ({error!r})"
-        ) from error
 
 
 def tell_replaced(held: Held | None, told: Told, store: Any) -> None:
@@ -123,7 +118,9 @@ def lineage_after(held: Held | None, told: Told, named: bool, fresh: str) -> Lin
 
 
 def check_model(reader: Reader, blocks: list[Block]) -> None:
-    if problem := difference(record.decode(run_in(reader)["model"]), signature(blocks)):
+    with well_formed(reader.where, "a run"):
+        problem = difference(record.decode(run_in(reader)["model"]), signature(blocks))
+    if problem:
         raise Mismatch(
             f"{reader.where} holds another model: {problem}; give the model that was saved"
         )
@@ -141,12 +138,13 @@ def check_not_another(reader: Reader, store: Any, blocks: list[Block]) -> None:
     if named(there["blocks"]) != named(signature(blocks)["blocks"]):
         problem = f"another model: {difference(there, signature(blocks))}"
     run = run_in(reader)
-    given = record.decode(run.get("ranks", [run])[0]["model"])
     kind = lambda model: (model["algorithm"], model["momentum"], model.get("moments", "exact"))
-    if problem is None and kind(there) != kind(given):
+    with well_formed(reader.where, "a run"):
+        given = kind(record.decode(run.get("ranks", [run])[0]["model"]))
+    if problem is None and kind(there) != given:
         describe = lambda k: f'{k[0]} {"with" if k[1] else "without"} momentum, moments="{k[2]}"'
         problem = f"another run: of {describe(kind(there))}, and {reader.where} is of"
-        problem += f" {describe(kind(given))}"
+        problem += f" {describe(given)}"
     if problem is not None:
         raise Mismatch(f"{_place(store)} holds {problem}; restore into an empty store")
 
@@ -154,22 +152,23 @@ def check_not_another(reader: Reader, store: Any, blocks: list[Block]) -> None:
 def write_run(reader: Reader, store: Any, runtime: _core.Runtime, lineage: Lineage) -> None:
     """Makes the store what the run was at that step, as one durable commit."""
     run = run_in(reader)
-    wanted = run["objects"]
     txn = store.begin()
     try:
-        for each in store.list():
-            if each["key"] not in wanted:
-                txn.remove(each["key"])
-        with Windows(reader, txn, runtime) as windows:
-            for key, said in wanted.items():
-                txn.resize(key, said["bytes"], *chunk_bytes(store, key, said, reader))
-                if "part" in said:
-                    write_part(windows, reader, key, said)
-            for unit in run["model"]["blocks"]:
-                _write_weights(windows, reader, unit, wanted[f"w/{unit['name']}"])
-        model = {**run["model"], **lineage.members()}
-        put(txn, META_MODEL, json.dumps(model, separators=(",", ":")).encode())
-        put(txn, META_STATE, json.dumps(run["state"], separators=(",", ":")).encode())
+        with well_formed(reader.where, "a run"):
+            wanted = run["objects"]
+            for each in store.list():
+                if each["key"] not in wanted:
+                    txn.remove(each["key"])
+            with Windows(reader, store, txn, runtime) as windows:
+                for key, said in wanted.items():
+                    txn.resize(key, said["bytes"], *chunk_bytes(store, key, said, reader))
+                    if not key.startswith("w/"):
+                        write_part(windows, reader, key, said)
+                for unit in run["model"]["blocks"]:
+                    _write_weights(windows, reader, unit, wanted[f"w/{unit['name']}"])
+            model = {**run["model"], **lineage.members()}
+            put(txn, META_MODEL, json.dumps(model, separators=(",", ":")).encode())
+            put(txn, META_STATE, json.dumps(run["state"], separators=(",", ":")).encode())
         txn.commit("durable").wait()
     except BaseException:
         txn.abandon()
@@ -236,13 +235,21 @@ def _write_weights(windows: Windows, reader: Reader, unit: dict, said: dict) -> 
         placed.append((file, tensor, shape, stride, offset))
         turned |= not torch.empty_strided(shape, stride, device="meta").is_contiguous()
     key, size, chunk = f"w/{unit['name']}", said["bytes"], said["chunk_bytes"]
+    if size != unit["elements"] * width:
+        raise damaged(
+            reader.where,
+            f"the manifest says that {key} has {size} bytes, but {unit['elements']} elements of"
+            f" {unit['dtype']} have {unit['elements'] * width}",
+        )
+    frozen = not unit["updated"]
     if turned:
-        windows.put(key, _assembled(reader, placed, size // width, unit["dtype"]), size, chunk)
+        held = _assembled(reader, placed, unit["elements"], unit["dtype"])
+        windows.put(key, held, size, chunk, frozen)
         return
     steps = windows.steps(size, chunk)
     for at in steps:
         end = min(at + steps.step, size)
-        address = windows.room(key, at, end - at, chunk)
+        address = windows.room(key, at, end - at, chunk, frozen)
         left = end - at
         for file, tensor, _, _, offset in placed:
             begin = offset * width

@@ -26,6 +26,7 @@ from stoker.checkpoint.manifest import (
     damaged,
     parse_reduced,
     parse_table,
+    well_formed,
 )
 from stoker.checkpoint.parts import room
 from stoker.checkpoint.rectangles import matches, runs
@@ -38,7 +39,6 @@ log = logging.getLogger("stoker")
 AHEAD = 8  # chunks on their way, at most
 SPREADING = 4  # chunks that are copied and hashed, at most
 _UNREAD = (Corruption, NotFound, IoError, InvalidArgument)
-_BROKEN = (ValueError, TypeError, LookupError, AttributeError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -410,29 +410,21 @@ class Reader:
         the part that becomes one of the same placement; of it only this rank's part is read.
         `into`: tensors that parts are read into, by their numbers, where they fit."""
         records = {name: self.manifest.objects[name] for name in names}
-        try:
+        with self._well_formed():
             numbers = {number for each in records.values() for number in parts_in(each)}
-        except _BROKEN as error:
-            raise self._breaks(error) from error
         # memory may lack: that is no damage
         parts = self._parts(numbers, progress, like or {}, into or {})
-        try:
+        with self._well_formed():
             return {name: record.decode(each, parts.__getitem__) for name, each in records.items()}
-        except _BROKEN as error:
-            raise self._breaks(error) from error
 
     def outline(self, name: str) -> Any:
         """What state_dict() of an object was, with a Number in place of each tensor that is not in
         the manifest itself."""
-        try:
+        with self._well_formed():
             return record.decode(self.manifest.objects[name], Number)
-        except _BROKEN as error:
-            raise self._breaks(error) from error
 
-    def _breaks(self, error: Exception) -> StokerError:
-        if isinstance(error, StokerError):
-            return error
-        return damaged(self.where, f"the manifest breaks the format of a checkpoint ({error})")
+    def _well_formed(self) -> contextlib.AbstractContextManager[None]:
+        return well_formed(self.where, "a checkpoint")
 
     def _parts(
         self,
@@ -458,10 +450,8 @@ class Reader:
                 else shards.Rectangle((0,) * len(shape), shape)
             )
             dtype = getattr(torch, pieces[0][1].dtype)
-            try:
+            with self._well_formed():  # sizes that torch cannot count
                 torch.empty(part.size, dtype=dtype, device="meta")
-            except RuntimeError as error:  # sizes that torch cannot count
-                raise self._breaks(error) from error
             tensor = into.get(number)
             if tensor is None or (tensor.dtype, tuple(tensor.shape)) != (dtype, tuple(part.size)):
                 tensor = room(part.size, dtype)

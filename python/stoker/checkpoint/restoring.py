@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -79,19 +80,17 @@ class Restoring:
         held, begin, named = planes.held_in(store), time.monotonic(), step is not None
         for reader in self._candidates.readers(step):
             self._restarts.learn(reader.manifest.writer, 0.0)
-            planes.check_not_another(reader, store, blocks)
-            told = planes.told_of(reader)
-            if not planes.takes(held, told, named, store):
-                return False
-            lineage = planes.lineage_after(held, told, named, fresh_name())
-            if divided := is_divided(reader):
-                run = Divided(reader, blocks, None)
-            else:
-                planes.check_model(reader, blocks)
             try:
-                if divided:
+                planes.check_not_another(reader, store, blocks)
+                told = planes.told_of(reader)
+                if not planes.takes(held, told, named, store):
+                    return False
+                lineage = planes.lineage_after(held, told, named, fresh_name())
+                if is_divided(reader):
+                    run = Divided(reader, blocks, None)
                     run.stage(store, self._runtime, lineage).commit("durable").wait()
                 else:
+                    planes.check_model(reader, blocks)
                     planes.write_run(reader, store, self._runtime, lineage)
                 planes.tell_replaced(held, told, store)
                 self._restarts.took(time.monotonic() - begin)
@@ -112,8 +111,9 @@ class Restoring:
         common = held if lost is None else planes.Held(lost.step, lost.lineage)
         passed: str | None = None
         while True:
-            found = line.guard("restore", lambda: next(readers, None)) if leads else None
-            mine = line.guard("restore", lambda: _said_of(found)) if found else None
+            found = mine = None
+            if leads:
+                found, mine = line.guard("restore", lambda: _next_said(readers))
             name, said = self._candidates.agreed(line, step, found, mine)
             if name is None:
                 self._candidates.none_for_all(line, step, passed)
@@ -162,6 +162,16 @@ class Restoring:
                 txn.abandon()
             passed = first_of(errors)
             skipped(error or StokerError(passed))
+
+
+def _next_said(readers: Iterator[Reader]) -> tuple[Reader | None, list[Any] | None]:
+    """The next checkpoint that says of what run it is, and that."""
+    for reader in readers:
+        try:
+            return reader, _said_of(reader)
+        except Corruption as error:
+            skipped(error)
+    return None, None
 
 
 def _said_of(reader: Reader) -> list[Any]:

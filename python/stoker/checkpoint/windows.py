@@ -11,7 +11,7 @@ import torch
 
 from stoker import _core
 from stoker.checkpoint.manifest import damaged
-from stoker.checkpoint.parts import PAGE
+from stoker.checkpoint.parts import PAGE, memory
 from stoker.checkpoint.reading import Reader, Wanted
 from stoker.checkpoint.workspace import PLANE_BYTES
 from stoker.errors import StokerError
@@ -20,16 +20,19 @@ WINDOW = 32 << 20  # bytes
 
 
 class Windows:
-    """Of one transaction. room() gives memory for a piece of an object, and what is to be read into
-    it is said by want(), before the next room(). At the end of `with` all of it was written."""
+    """Of one transaction of a store. room() gives memory for a piece of an object, and what is to
+    be read into it is said by want(), before the next room(). At the end of `with` all of it was
+    written. Of frozen objects only what the store has otherwise: it has room for them once."""
 
-    def __init__(self, reader: Reader, txn: Any, runtime: _core.Runtime) -> None:
-        self._reader, self._txn = reader, txn
+    def __init__(self, reader: Reader, store: Any, txn: Any, runtime: _core.Runtime) -> None:
+        self._reader, self._store, self._txn = reader, store, txn
+        self._runtime, self._there = runtime, None  # memory for what the store has
         self._memory = [runtime.arena(WINDOW).take(WINDOW) for _ in range(2)]
         self._writing: list[list[_core.Future]] = [[], []]
         self._now = self._used = 0
         self._wanted: dict[str, list[Wanted]] = {}
-        self._pieces: list[tuple[str, int, int, int, int]] = []  # key, at, address, bytes, chunk
+        # key, at, address, bytes, chunk, frozen
+        self._pieces: list[tuple[str, int, int, int, int, bool]] = []
 
     def steps(self, size: int, chunk: int) -> range:
         """Where the pieces of an object begin: each has whole chunks, and fits a window."""
@@ -41,37 +44,51 @@ class Windows:
             )
         return range(0, size, WINDOW // chunk * chunk)
 
-    def room(self, key: str, at: int, size: int, chunk: int) -> int:
+    def room(self, key: str, at: int, size: int, chunk: int, frozen: bool = False) -> int:
         """The address of memory for the piece; its bytes are written once they are there."""
         if self._used + size > WINDOW:
             self._turn()
         address = self._memory[self._now].address + self._used
         self._used += -(-size // PAGE) * PAGE
-        self._pieces.append((key, at, address, size, chunk))
+        self._pieces.append((key, at, address, size, chunk, frozen))
         return address
 
     def want(self, file: str, wanted: Wanted) -> None:
         self._wanted.setdefault(file, []).append(wanted)
 
-    def put(self, key: str, held: torch.Tensor, size: int, chunk: int) -> None:
+    def put(
+        self, key: str, held: torch.Tensor, size: int, chunk: int, frozen: bool = False
+    ) -> None:
         """A whole object, which is in memory."""
         steps = self.steps(size, chunk)
         for at in steps:
             length = min(steps.step, size - at)
-            ctypes.memmove(self.room(key, at, length, chunk), held.data_ptr() + at, length)
+            address = self.room(key, at, length, chunk, frozen)
+            ctypes.memmove(address, held.data_ptr() + at, length)
 
     def _turn(self) -> None:
         """Fills this window, begins to write it, and gives the other."""
         for file, wanted in self._wanted.items():
             self._reader.copy(file, wanted)
         writing = self._writing[self._now]
-        for key, at, address, size, chunk in self._pieces:
+        for key, at, address, size, chunk, frozen in self._pieces:
             for begin in range(0, size, chunk):
-                length = min(chunk, size - begin)
-                writing.append(self._txn.write(key, at + begin, address + begin, length))
+                piece = key, at + begin, address + begin, min(chunk, size - begin)
+                if not (frozen and self._has(*piece)):
+                    writing.append(self._txn.write(*piece))
         self._wanted, self._pieces = {}, []
         self._now, self._used = 1 - self._now, 0
         self._settle(self._now)
+
+    def _has(self, key: str, at: int, address: int, size: int) -> bool:
+        """Whether the store has these bytes there."""
+        if self._there is None:
+            self._there = self._runtime.arena(PLANE_BYTES).take(PLANE_BYTES)
+        try:
+            self._store.read(key, at, self._there.address, size).wait()
+        except StokerError:  # it is new, or damaged: written it is right again
+            return False
+        return torch.equal(memory(address, size), memory(self._there.address, size))
 
     def _settle(self, window: int) -> None:
         """Waits for its writes; raises the first error when all have ended."""
