@@ -128,7 +128,7 @@ def copies(folder: Path) -> list[dict[str, Any]]:
                 for system, taken in seen.items():
                     rates = spread([count * size / each for each in taken])
                     found.append({"system": system, "way": way, "bytes": size, "rate": rates})
-            del ours, buffer
+            ours = buffer = None  # the arena takes them back
         pages = arena.pages
         link.unpin()
         del arena
