@@ -1334,6 +1334,9 @@ def test_errors_of_stoker_are_no_damage():
     with pytest.raises(errors.Corruption, match="here: the manifest breaks the format of a run"):
         with well_formed("here", "a run"):
             raise KeyError("step")
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        with well_formed("here", "a run"):
+            raise RuntimeError("you tried to allocate memory")
 
 
 def test_a_run_goes_back_where_frozen_weights_fill_its_store(folder, tmp_path):

@@ -615,8 +615,9 @@ class Checkpoints:
         that save() made of it are let go of the sooner the better."""
         if isinstance(contents, Share) or contents.in_memory or not contents.offloaded:
             return None
-        # every="auto" begins no save before the one before has ended
-        between = self._pace.interval if self._every == "auto" else self._pace.between
+        between = self._pace.between
+        if between is None and self._every == "auto":
+            return None  # no save is due while one is under way: nobody would hurry it
         return Rests(sum(each.bytes for each in contents.files), between, handle.hurry)
 
     def _retain(self, tier: Tier, just: Name | None = None) -> list[Name]:

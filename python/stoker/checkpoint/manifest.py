@@ -269,14 +269,15 @@ def damaged(where: str, what: str) -> Corruption:
 
 
 @contextlib.contextmanager
-def well_formed(where: str, what: str) -> Iterator[None]:
+def well_formed(where: str, what: str, *more: type[Exception]) -> Iterator[None]:
     """Around what reads `what` in the manifest of the checkpoint: what is not as the format says is
-    damage. Errors of Stoker stay what they are."""
+    damage. Errors of Stoker stay what they are. `more`: RuntimeError, where torch is asked for no
+    memory, for it is what torch raises where memory lacks."""
     try:
         yield
     except StokerError:
         raise
-    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, *more) as error:
         raise damaged(where, f"the manifest breaks the format of {what} ({error!r})") from error
 
 

@@ -424,7 +424,7 @@ class Reader:
             return record.decode(self.manifest.objects[name], Number)
 
     def _well_formed(self) -> contextlib.AbstractContextManager[None]:
-        return well_formed(self.where, "a checkpoint")
+        return well_formed(self.where, "a checkpoint", RuntimeError)
 
     def _parts(
         self,
