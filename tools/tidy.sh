@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The layout of every source, and names of Python that nothing defines. Then clang-tidy (with the
-# checks of base/mutex.h) over the C++ sources, or over those that changed since a commit. Usage: tidy.sh BUILD_DIR JOBS [SINCE]
+# checks of base/mutex.h) over the C++ sources, or over those that changed since a commit.
+# Usage: tidy.sh BUILD_DIR JOBS [SINCE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1 jobs=$2 since=${3:-}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import shutil
 import threading
+import types
 import warnings
 from pathlib import Path
 
@@ -1367,6 +1368,26 @@ def test_a_run_goes_back_where_frozen_weights_fill_its_store(folder, tmp_path):
         assert opt.step_count == 1
         assert_same(model, expected)
         opt.close()
+
+
+def test_what_is_read_to_be_compared_has_ended_before_its_memory_goes(folder):
+    """Ctrl-C comes in the wait for it."""
+
+    class Read:
+        waits = 0
+
+        def wait(self):
+            self.waits += 1
+            if self.waits == 1:
+                raise KeyboardInterrupt
+
+    read = Read()
+    store = types.SimpleNamespace(read=lambda *_: read)
+    with checkpoints(folder) as ckpt:
+        with pytest.raises(KeyboardInterrupt):
+            with windows.Windows(None, store, None, ckpt._runtime) as into:
+                into.room("w/unit", 0, 64, 64, frozen=True)
+    assert read.waits == 2
 
 
 @pytest.mark.parametrize("where", ["before", "in start()"])

@@ -84,10 +84,14 @@ class Windows:
         """Whether the store has these bytes there."""
         if self._there is None:
             self._there = self._runtime.arena(PLANE_BYTES).take(PLANE_BYTES)
+        under_way = self._writing[self._now]
+        under_way.append(self._store.read(key, at, self._there.address, size))
         try:
-            self._store.read(key, at, self._there.address, size).wait()
+            under_way[-1].wait()  # Ctrl-C: it is waited for at the end of `with`
         except StokerError:  # it is new, or damaged: written it is right again
+            under_way.pop()
             return False
+        under_way.pop()
         return torch.equal(memory(address, size), memory(self._there.address, size))
 
     def _settle(self, window: int) -> None:
